@@ -1,0 +1,39 @@
+# The TensorFlow-free core as object libraries; TFO_CORE lists them.
+#
+# cc/core/*_isa.cc is compiled once per instruction set (namespace tfo::TFO_ISA), every other cc/core/*.cc once.
+# The flags of an instruction set must never reach a file that includes TensorFlow, Eigen or STL containers: the linker
+# keeps one copy of an inline function, and on an older processor an AVX-512 copy is an illegal instruction.
+set(TFO_CORE_OPTIONS -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+set(TFO_ISA_OPTIONS_portable "")
+set(TFO_ISA_OPTIONS_avx2 -mavx2 -mfma -mf16c)
+set(TFO_ISA_OPTIONS_avx512
+    -mavx512f -mavx512vl -mavx512bw -mavx512dq -mavx2 -mfma -mf16c -mprefer-vector-width=512)
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  set(TFO_ISAS portable avx2 avx512)
+else()
+  set(TFO_ISAS portable)
+endif()
+
+function(tfo_add_core)
+  file(GLOB core_sources CONFIGURE_DEPENDS cc/core/*.cc)
+  set(isa_sources ${core_sources})
+  list(FILTER isa_sources INCLUDE REGEX "_isa\\.cc$")
+  list(FILTER core_sources EXCLUDE REGEX "_isa\\.cc$")
+
+  add_library(tfo_core OBJECT ${core_sources})
+  target_include_directories(tfo_core PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_options(tfo_core PRIVATE ${TFO_CORE_OPTIONS})
+  set(TFO_CORE tfo_core)
+  foreach(isa IN LISTS TFO_ISAS)
+    string(TOUPPER ${isa} isa_upper)
+    target_compile_definitions(tfo_core PRIVATE TFO_HAVE_${isa_upper}=1)
+    add_library(tfo_core_${isa} OBJECT ${isa_sources})
+    target_include_directories(tfo_core_${isa} PRIVATE ${PROJECT_SOURCE_DIR})
+    target_compile_definitions(tfo_core_${isa} PRIVATE TFO_ISA=${isa})
+    target_compile_options(tfo_core_${isa} PRIVATE
+      ${TFO_CORE_OPTIONS} -fno-exceptions -fno-rtti ${TFO_ISA_OPTIONS_${isa}})
+    list(APPEND TFO_CORE tfo_core_${isa})
+  endforeach()
+  set(TFO_CORE ${TFO_CORE} PARENT_SCOPE)
+endfunction()
