@@ -48,7 +48,7 @@ def _read_build_info():
 
 def _check_python_modules():
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
-    for name in ("_core", "_logging"):
+    for name in ("_core",):
         if not any((_FOLDER / f"{name}{suffix}").exists() for suffix in suffixes):
             built = sorted(path.name for path in _FOLDER.glob(f"{name}.*so")) or ["nothing"]
             raise LibraryError(
