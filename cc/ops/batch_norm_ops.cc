@@ -12,9 +12,7 @@ absl::Status InputAndChannels(InferenceContext* c, ShapeHandle* x,
   std::string data_format;
   TF_RETURN_IF_ERROR(c->GetAttr("data_format", &data_format));
   TF_RETURN_IF_ERROR(SingleInput(c, "x", x));
-  if (!c->WithRankAtLeast(*x, 2, x).ok() || !c->WithRankAtMost(*x, 5, x).ok()) {
-    return Invalid("x must have rank 2 to 5, got shape ", c->DebugString(*x));
-  }
+  TF_RETURN_IF_ERROR(RequireRank(c, "x", 2, 5, x));
   *channels = c->Dim(*x, data_format == "NHWC" ? -1 : 1);
   return absl::OkStatus();
 }
@@ -115,7 +113,7 @@ absl::Status BatchNormGradShape(InferenceContext* c) {
   for (ShapeHandle mask : masks) {
     ShapeHandle expected;
     TF_RETURN_IF_ERROR(MaskShape(c, x, &expected));
-    TF_RETURN_IF_ERROR(InputWithRank(c, "mask", mask, 1, &mask));
+    TF_RETURN_IF_ERROR(RequireRank(c, "mask", 1, 1, &mask));
     TF_RETURN_IF_ERROR(
         MergeNamed(c, "mask", mask, "one bit an element of x", &expected));
   }

@@ -13,10 +13,7 @@ absl::Status MatMulOutputShape(InferenceContext* c, ShapeHandle* a,
   TF_RETURN_IF_ERROR(c->GetAttr("transpose_b", &transpose_b));
   TF_RETURN_IF_ERROR(SingleInput(c, "a", a));
   TF_RETURN_IF_ERROR(SingleInput(c, "b", 2, b));
-  if (!c->WithRankAtLeast(*a, 2, a).ok()) {
-    return Invalid("a must have rank 2 or more, got shape ",
-                   c->DebugString(*a));
-  }
+  TF_RETURN_IF_ERROR(RequireRank(c, "a", 2, kAnyRank, a));
   const DimensionHandle columns = c->Dim(*b, transpose_b ? 0 : 1);
   DimensionHandle inner = c->Dim(*b, transpose_b ? 1 : 0);
   if (!c->RankKnown(*a)) {

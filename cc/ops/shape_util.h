@@ -3,7 +3,7 @@
 #ifndef TFO_CC_OPS_SHAPE_UTIL_H_
 #define TFO_CC_OPS_SHAPE_UTIL_H_
 
-#include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -17,6 +17,8 @@ namespace tf_fused_ops {
 using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
+
+constexpr int kAnyRank = std::numeric_limits<int>::max();
 
 template <class... Args>
 absl::Status Invalid(const Args&... args) {
@@ -79,12 +81,23 @@ absl::Status CheckSavedCount(Context* c, const ActivationAttrs& activation) {
   return absl::OkStatus();
 }
 
-inline absl::Status InputWithRank(InferenceContext* c, const char* name,
-                                  ShapeHandle shape, int rank,
-                                  ShapeHandle* out) {
-  if (c->WithRank(shape, rank, out).ok()) return absl::OkStatus();
-  return Invalid(name, " must have rank ", rank, ", got shape ",
-                 c->DebugString(shape));
+// Asserts that `*shape`, that of argument `name`, has a rank in [min_rank,
+// max_rank].
+inline absl::Status RequireRank(InferenceContext* c, const char* name,
+                                int min_rank, int max_rank,
+                                ShapeHandle* shape) {
+  ShapeHandle ranked;
+  if (c->WithRankAtLeast(*shape, min_rank, &ranked).ok() &&
+      c->WithRankAtMost(*shape, max_rank, &ranked).ok()) {
+    if (min_rank != max_rank) return absl::OkStatus();
+    return c->WithRank(*shape, min_rank, shape);
+  }
+  const std::string range = min_rank == max_rank ? absl::StrCat(min_rank)
+                            : max_rank == kAnyRank
+                                ? absl::StrCat("at least ", min_rank)
+                                : absl::StrCat(min_rank, " to ", max_rank);
+  return Invalid(name, " must have rank ", range, ", got shape ",
+                 c->DebugString(*shape));
 }
 
 // The only tensor of the argument `name`, of any rank.
@@ -100,7 +113,9 @@ inline absl::Status SingleInput(InferenceContext* c, const char* name, int rank,
                                 ShapeHandle* out) {
   ShapeHandle shape;
   TF_RETURN_IF_ERROR(SingleInput(c, name, &shape));
-  return InputWithRank(c, name, shape, rank, out);
+  TF_RETURN_IF_ERROR(RequireRank(c, name, rank, rank, &shape));
+  *out = shape;
+  return absl::OkStatus();
 }
 
 // Merges `shape`, that of argument `name`, into `*expected`, the shape of
@@ -108,7 +123,11 @@ inline absl::Status SingleInput(InferenceContext* c, const char* name, int rank,
 inline absl::Status MergeNamed(InferenceContext* c, const char* name,
                                ShapeHandle shape, const char* what,
                                ShapeHandle* expected) {
-  if (c->Merge(*expected, shape, expected).ok()) return absl::OkStatus();
+  ShapeHandle merged;
+  if (c->Merge(*expected, shape, &merged).ok()) {
+    *expected = merged;
+    return absl::OkStatus();
+  }
   return Invalid(name, " must have the shape of ", what, ", ",
                  c->DebugString(*expected), ", got ", c->DebugString(shape));
 }
@@ -117,7 +136,11 @@ inline absl::Status MergeNamed(InferenceContext* c, const char* name,
 inline absl::Status MergeNamed(InferenceContext* c, const char* name,
                                DimensionHandle dim, const char* what,
                                DimensionHandle* expected) {
-  if (c->Merge(*expected, dim, expected).ok()) return absl::OkStatus();
+  DimensionHandle merged;
+  if (c->Merge(*expected, dim, &merged).ok()) {
+    *expected = merged;
+    return absl::OkStatus();
+  }
   return Invalid(name, " has ", c->DebugString(dim), " where ", what, " has ",
                  c->DebugString(*expected));
 }
@@ -129,7 +152,7 @@ inline absl::Status MergeVectors(InferenceContext* c, const char* name,
   std::vector<ShapeHandle> vectors;
   TF_RETURN_IF_ERROR(c->input(name, &vectors));
   for (ShapeHandle vector : vectors) {
-    TF_RETURN_IF_ERROR(InputWithRank(c, name, vector, 1, &vector));
+    TF_RETURN_IF_ERROR(RequireRank(c, name, 1, 1, &vector));
     TF_RETURN_IF_ERROR(MergeNamed(c, name, c->Dim(vector, 0), what, length));
   }
   return absl::OkStatus();
