@@ -24,14 +24,14 @@ class FreshBuildPy(build_py):
 
 
 class CMakeBuild(build_ext):
-    """Builds the shared objects into the package folder: of the source tree when in place or editable."""
+    """Builds the shared objects; in place or editable, into the source tree."""
 
     def run(self):
         in_tree = self.inplace or self.editable_mode
         output = Path(ROOT if in_tree else self.build_lib, PACKAGE).resolve()
         build = Path(self.build_temp).resolve()
         build.mkdir(parents=True, exist_ok=True)
-        # The cache remembers programs of an isolated build environment that is gone by now; objects are kept.
+        # The cache names programs of an isolated build environment that is gone; objects are kept.
         (build / "CMakeCache.txt").unlink(missing_ok=True)
         jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []

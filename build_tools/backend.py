@@ -1,8 +1,9 @@
 """PEP 517 backend: setuptools, plus the build requirements that only this machine can tell.
 
-A TensorFlow in the environment that pip installs into is used as it is; only where there is none does the isolated
-build environment get one of its own (headers and C++ ABI of `tensorflow-cpu`, `tensorflow` and `tensorflow[and-cuda]` of
-one release are the same). CMake and Ninja come from PyPI only where the machine has none.
+A TensorFlow in the environment that pip installs into is used as it is; only where there is none
+does the isolated build environment get one of its own (headers and C++ ABI of `tensorflow-cpu`,
+`tensorflow` and `tensorflow[and-cuda]` of one release are the same). CMake and Ninja come from PyPI
+only where the machine has none.
 """
 
 import platform

@@ -1,8 +1,8 @@
 """Finds the TensorFlow that the package is being built for.
 
 Run as a script it prints what CMake needs to know about it, as JSON.
-pip builds in an isolated environment that hides the packages of the environment it installs into; the interpreter's own
-site-packages folders still name that environment, so they are searched first.
+pip builds in an isolated environment that hides the packages of the environment it installs into;
+the interpreter's own site-packages folders still name that environment, so they come first.
 """
 
 import importlib.machinery
@@ -14,7 +14,8 @@ from pathlib import Path
 
 SUPPORTED = (2, 21)
 CHOICE = (
-    "'tensorflow-cpu~=2.21.0' (processor only) or 'tensorflow[and-cuda]~=2.21.0' (NVIDIA graphics cards)"
+    "'tensorflow-cpu~=2.21.0' (processor only) or "
+    "'tensorflow[and-cuda]~=2.21.0' (NVIDIA graphics cards)"
 )
 
 
@@ -35,7 +36,7 @@ def find_folder(search_path):
 
 
 def describe():
-    """Imports TensorFlow and returns a dict of its version, C++ flags, header folder and library."""
+    """Imports TensorFlow and returns its version, C++ flags, header folder and library."""
     folder = find_folder(site_folders() + sys.path)
     if folder is None:
         raise SystemExit(f"No TensorFlow to build against: run pip install {CHOICE}.")

@@ -1,21 +1,25 @@
 """Checks and loads the op library.
 
-`ops` holds the generated wrappers of the registered ops. Importing this module compares what `_ops.so` was built for
-(`_build_info.json` beside it, read before the library is opened, since a library of another C++ ABI cannot be opened)
-with what is installed; a mismatch raises `LibraryError` with one sentence that names the remedy.
+`ops` holds the generated wrappers of the registered ops. Importing this module compares what
+`_ops.so` was built for (`_build_info.json` beside it, read before the library is opened, since a
+library of another C++ ABI cannot be opened) with what is installed; a mismatch raises
+`LibraryError` with one sentence that names the remedy.
 """
 
 import ctypes
 import importlib.machinery
 import importlib.util
 import json
+import platform
+import site
 from pathlib import Path
 
 from tf_fused_ops._version import __version__
 
-_FOLDER = Path(__file__).resolve().parent
+_FOLDER = Path(__file__).absolute().parent
 _LIBRARY = _FOLDER / "_ops.so"
 _SUPPORTED = "2.21"
+_PYTHON = platform.python_version()
 _INSTALL_TENSORFLOW = (
     f"run `pip install 'tensorflow-cpu~={_SUPPORTED}.0'` (processor only) or "
     f"`pip install 'tensorflow[and-cuda]~={_SUPPORTED}.0'` (NVIDIA graphics cards)"
@@ -27,7 +31,7 @@ class LibraryError(ImportError):
 
 
 def _rebuild():
-    """Returns the sentence part that names the command which builds the package anew."""
+    """Returns the command that builds the package anew, as the end of a sentence."""
     if (_FOLDER.parent / "CMakeLists.txt").exists():
         return f"run `pip install -e {_FOLDER.parent}` to build it anew"
     return (
@@ -39,28 +43,38 @@ def _rebuild():
 def _read_build_info():
     path = _FOLDER / "_build_info.json"
     if not _LIBRARY.exists() or not path.exists():
-        where = "has not been built yet" if (_FOLDER.parent / "CMakeLists.txt").exists() else "is incomplete"
         raise LibraryError(
-            f"The tf_fused_ops in {_FOLDER} {where} ({_LIBRARY.name} and {path.name} belong in it): {_rebuild()}."
+            f"The tf_fused_ops in {_FOLDER} has not been built (it lacks {_LIBRARY.name} or "
+            f"{path.name}): {_rebuild()}{_installed_elsewhere()}."
         )
     return json.loads(path.read_text())
 
 
+def _installed_elsewhere():
+    """Tells about a built copy that the source tree hides, as it does in its own folder."""
+    for folder in site.getsitepackages():
+        if Path(folder, "tf_fused_ops", _LIBRARY.name).exists():
+            return f", or change to another folder to use the copy installed in {folder}"
+    return ""
+
+
 def _check_python_modules():
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
-    for name in ("_core",):
-        if not any((_FOLDER / f"{name}{suffix}").exists() for suffix in suffixes):
-            built = sorted(path.name for path in _FOLDER.glob(f"{name}.*so")) or ["nothing"]
-            raise LibraryError(
-                f"tf_fused_ops was built for another Python ({', '.join(built)}) than the running "
-                f"one, which needs {name}{suffixes[0]}: {_rebuild()}."
-            )
+    for name in ("_core", "_logging"):
+        if any((_FOLDER / f"{name}{suffix}").exists() for suffix in suffixes):
+            continue
+        built = " and ".join(sorted(path.name for path in _FOLDER.glob(f"{name}.*so")))
+        raise LibraryError(
+            f"tf_fused_ops was built for another Python than the running {_PYTHON} "
+            f"({built or 'nothing'} is there, {name}{suffixes[0]} is needed): {_rebuild()}."
+        )
 
 
 def _import_tensorflow():
     if importlib.util.find_spec("tensorflow") is None:
         raise LibraryError(
-            f"tf_fused_ops needs TensorFlow {_SUPPORTED}, and none is installed: {_INSTALL_TENSORFLOW}."
+            f"tf_fused_ops needs TensorFlow {_SUPPORTED} and none is installed: "
+            f"{_INSTALL_TENSORFLOW}."
         )
     import tensorflow
 
@@ -72,17 +86,17 @@ def _minor(version):
 
 
 def _check(info, tensorflow):
-    installed = tensorflow.__version__
+    built, installed = info["tensorflow_version"], tensorflow.__version__
     if info["package_version"] != __version__:
         raise LibraryError(
-            f"_ops.so was built for tf_fused_ops {info['package_version']}, but the Python files in "
-            f"{_FOLDER} are {__version__}: {_rebuild()}."
+            f"_ops.so was built for tf_fused_ops {info['package_version']}, but the Python files "
+            f"in {_FOLDER} are {__version__}: {_rebuild()}."
         )
-    if _minor(info["tensorflow_version"]) != _minor(installed):
-        remedy = _rebuild() if _minor(installed) == _SUPPORTED.split(".") else _INSTALL_TENSORFLOW
+    if _minor(built) != _minor(installed):
+        remedy = _rebuild() if _minor(installed) == _minor(_SUPPORTED) else _INSTALL_TENSORFLOW
         raise LibraryError(
-            f"tf_fused_ops was built for TensorFlow {info['tensorflow_version']}, but TensorFlow "
-            f"{installed} is installed: {remedy}."
+            f"tf_fused_ops was built for TensorFlow {built}, but TensorFlow {installed} is "
+            f"installed: {remedy}."
         )
     abi = int(tensorflow.sysconfig.CXX11_ABI_FLAG)
     if info["cxx11_abi"] != abi:
@@ -97,9 +111,9 @@ def _load(info, tensorflow):
         ops = tensorflow.load_op_library(str(_LIBRARY))
     except tensorflow.errors.NotFoundError as error:
         raise LibraryError(
-            f"_ops.so was built for TensorFlow {info['tensorflow_version']} with {info['compiler']} and "
-            f"does not fit the installed TensorFlow {tensorflow.__version__} ({error.message}): "
-            f"{_rebuild()}."
+            f"_ops.so was built for TensorFlow {info['tensorflow_version']} with "
+            f"{info['compiler']} and does not fit the installed TensorFlow "
+            f"{tensorflow.__version__} ({error.message}): {_rebuild()}."
         ) from error
     handle = ctypes.CDLL(str(_LIBRARY))
     for name in ("tfo_build_info", "tfo_isa"):
@@ -113,7 +127,6 @@ def _load(info, tensorflow):
 
 
 _info = _read_build_info()
-_check_python_modules()
 _tensorflow = _import_tensorflow()
 _check(_info, _tensorflow)
 ops, _handle = _load(_info, _tensorflow)

@@ -1,0 +1,8 @@
+"""The command line: `python -m tf_fused_ops info | demo`."""
+
+import sys
+
+from tf_fused_ops.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
