@@ -1,0 +1,39 @@
+"""Conversion of the arguments that all wrappers take, with errors that name the argument."""
+
+import tensorflow as tf
+
+_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+
+
+def tensor(name, value):
+    """Returns `value`, of a floating-point type the ops know, as a tensor."""
+    try:
+        result = tf.convert_to_tensor(value, name=name)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} cannot be converted to a tensor: {error}") from error
+    if result.dtype not in _DTYPES:
+        known = ", ".join(dtype.name for dtype in _DTYPES)
+        raise ValueError(f"{name} must have one of the dtypes {known}; got {result.dtype.name}")
+    return result
+
+
+def tensor_like(name, value, dtype, other):
+    """Returns `value` as a tensor of `dtype`, which argument `other` asks for."""
+    try:
+        return tf.convert_to_tensor(value, dtype=dtype, name=name)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name} must be a {dtype.name} tensor to go with {other}: {error}"
+        ) from error
+
+
+def optional(name, value, dtype, other):
+    """Returns the list, of length 0 or 1, that stands for an optional tensor."""
+    return [] if value is None else [tensor_like(name, value, dtype, other)]
+
+
+def data_format(value):
+    """Returns the layout, "NHWC" or "NCHW"."""
+    if value not in ("NHWC", "NCHW"):
+        raise ValueError(f"data_format must be 'NHWC' or 'NCHW'; got {value!r}")
+    return value

@@ -1,0 +1,166 @@
+"""What the registered gradients share."""
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.eager import record
+
+from tf_fused_ops.ops import activations
+
+
+def attributes(op, *names):
+    """Returns the named attributes of an operation as Python values."""
+    values = {name: op.get_attr(name) for name in names}
+    return {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
+
+
+def wanted(op):
+    """Returns, an entry an input, whether its gradient is asked for."""
+    skipped = getattr(op, "skip_input_indices", None) or ()
+    return [i not in skipped for i in range(len(op.inputs))]
+
+
+def records(*tensors):
+    """Whether an eager tape watches any of the tensors, so that their gradient may be asked for."""
+    return tf.executing_eagerly() and record.should_record_backprop(list(tensors))
+
+
+def is_zero(tensor):
+    """Whether a gradient is known to be zero: it stands for an output that nobody used."""
+    if tensor is None:
+        return True
+    if not tf.is_symbolic_tensor(tensor):
+        return not np.any(np.asarray(tensor))
+    node = tensor.op
+    if node.type == "ZerosLike":
+        return True
+    if node.type == "Fill":
+        return is_zero(node.inputs[1])
+    return node.type == "Const" and not np.any(tf.get_static_value(tensor))
+
+
+def optional_output(op, index, switch):
+    """Returns an output of a forward op that is computed only on request.
+
+    A graph is turned into the function that runs forward only after the gradient has been built, so
+    there the attribute is switched on now. What ran eagerly without it cannot be had any more.
+
+    Args:
+        op: The forward operation, as a gradient function receives it.
+        index: The output's index.
+        switch: The name of the boolean attribute that requests the output.
+
+    Returns:
+        The output, or None.
+    """
+    output = op.outputs[index]
+    if not tf.is_symbolic_tensor(output):
+        return output if op.get_attr(switch) else None
+    if not output.op.get_attr(switch):
+        output.op._set_attr(switch, attr_value_pb2.AttrValue(b=True))
+    return output
+
+
+def saved_tensors(op, activation, alpha, recompute):
+    """Returns the tensors from which the gradient of a contraction's activation is computed.
+
+    Args:
+        op: The forward operation; its outputs are y and the pre-activation.
+        activation: The activation's name.
+        alpha: leaky_relu's slope below zero.
+        recompute: Called without arguments for the pre-activation where it was not kept.
+
+    Returns:
+        A list of length 0 or 1.
+    """
+    y = op.outputs[0]
+    if activation == "none":
+        return []
+    if activations.slope_from_value(activation, alpha):
+        return [y]
+    pre_activation = optional_output(op, 1, "save_pre_activation")
+    if pre_activation is None:
+        return [recompute()]
+    if tf.is_symbolic_tensor(pre_activation):
+        pre_activation.set_shape(y.shape)
+    return [pre_activation]
+
+
+def differentiate(function, op, output_gradients):
+    """Returns the gradient of an op, given as a function of its inputs in stock TensorFlow ops.
+
+    Args:
+        function: Takes the inputs of op, returns its outputs (None for those switched off).
+        op: The operation, as a gradient function receives it.
+        output_gradients: One gradient an output.
+
+    Returns:
+        A list, one gradient an input, None where there is none.
+    """
+    # Fresh names for the inputs: they may live in an outer graph, whose tensors an inner tape does
+    # not see.
+    inputs = [tf.identity(value) for value in op.inputs]
+    with tf.GradientTape() as tape:
+        tape.watch([value for value in inputs if value.dtype.is_floating])
+        outputs = function(*inputs)
+    used = [
+        (output, gradient)
+        for output, gradient in zip(outputs, output_gradients, strict=True)
+        if output is not None and not is_zero(gradient)
+    ]
+    if not used:
+        return [None] * len(inputs)
+    needed = [i for i, want in enumerate(wanted(op)) if want and inputs[i].dtype.is_floating]
+    gradients = tape.gradient(
+        [output for output, _ in used],
+        [inputs[i] for i in needed],
+        output_gradients=[gradient for _, gradient in used],
+    )
+    result = [None] * len(inputs)
+    for i, gradient in zip(needed, gradients, strict=True):
+        result[i] = gradient
+    return result
+
+
+def contraction_gradient(op, dy, dpre_activation, names, forward, gradient_op):
+    """The gradient of a convolution or matrix product with bias, side input and activation.
+
+    Args:
+        op: The forward operation; its inputs are two operands, then bias and side input where it
+            has them.
+        dy: The gradient of y.
+        dpre_activation: The gradient of the pre-activation output; not zero only in gradients of
+            gradients.
+        names: The attributes that forward and gradient op share.
+        forward: Runs the forward op on lists of inputs and attributes and returns y.
+        gradient_op: Runs the gradient op: dy, operands, saved tensors, four switches, attributes.
+
+    Returns:
+        A list, one gradient an input.
+    """
+    shared = attributes(op, *names)
+    num_bias = op.get_attr("num_bias")
+    left, right, *rest = op.inputs
+    bias, side_input = rest[:num_bias], rest[num_bias:]
+    want = wanted(op)
+    switches = [
+        want[0],
+        want[1],
+        bool(bias) and want[2],
+        bool(side_input) and want[2 + num_bias],
+    ]
+
+    def recompute():
+        return forward([left, right, bias, side_input], {**shared, "activation": "none"})
+
+    gradients = [None] * 4
+    linear = not is_zero(dpre_activation)
+    if linear:
+        attributes_of_linear = {**shared, "activation": "none"}
+        gradients = gradient_op(dpre_activation, left, right, [], switches, attributes_of_linear)
+    if not linear or not is_zero(dy):
+        saved = saved_tensors(op, shared["activation"], shared["alpha"], recompute)
+        more = gradient_op(tf.convert_to_tensor(dy), left, right, saved, switches, shared)
+        gradients = [v if u is None else u + v for u, v in zip(gradients, more, strict=True)]
+    gradients = [value if on else None for value, on in zip(gradients, switches, strict=True)]
+    return gradients[:2] + gradients[2:3] * len(bias) + gradients[3:] * len(side_input)

@@ -1,0 +1,85 @@
+"""The activations: their names, stock TensorFlow forms, and what their slope is read from."""
+
+import tensorflow as tf
+
+# The values of the ops' `activation` attribute, as stock TensorFlow computes them.
+STOCK = {
+    "none": lambda z, alpha: z,
+    "relu": lambda z, alpha: tf.nn.relu(z),
+    "relu6": lambda z, alpha: tf.nn.relu6(z),
+    "elu": lambda z, alpha: tf.nn.elu(z),
+    "leaky_relu": lambda z, alpha: tf.nn.leaky_relu(z, alpha),
+    "sigmoid": lambda z, alpha: tf.sigmoid(z),
+    "tanh": lambda z, alpha: tf.tanh(z),
+    "silu": lambda z, alpha: z * tf.sigmoid(z),
+    "hard_swish": lambda z, alpha: z * tf.nn.relu6(z + 3) / 6,
+    "mish": lambda z, alpha: z * tf.tanh(tf.nn.softplus(z)),
+    "gelu_tanh": lambda z, alpha: tf.nn.gelu(z, approximate=True),
+    "gelu_erf": lambda z, alpha: tf.nn.gelu(z, approximate=False),
+}
+
+# The slope read off the activation's value y.
+_SLOPE_FROM_VALUE = {
+    "none": lambda y, alpha: tf.ones_like(y),
+    "relu": lambda y, alpha: tf.cast(y > 0, y.dtype),
+    "relu6": lambda y, alpha: tf.cast((y > 0) & (y < 6), y.dtype),
+    "elu": lambda y, alpha: tf.where(y < 0, y + 1, tf.ones_like(y)),
+    "leaky_relu": lambda y, alpha: tf.where(y > 0, tf.ones_like(y), tf.cast(alpha, y.dtype)),
+    "sigmoid": lambda y, alpha: y * (1 - y),
+    "tanh": lambda y, alpha: 1 - y * y,
+}
+
+_ALIASES = {"linear": "none", "swish": "silu", "hard_silu": "hard_swish"}
+
+
+def canonical_name(activation, approximate=False):
+    """Returns the attribute value for what a caller passed as `activation`.
+
+    Args:
+        activation: A name of the table, None or "linear" for none, "swish", "hard_silu", or "gelu".
+        approximate: Whether "gelu" is the tanh form; otherwise it is the erf form.
+
+    Raises:
+        ValueError: The name is unknown.
+    """
+    if activation is None:
+        return "none"
+    if activation == "gelu":
+        return "gelu_tanh" if approximate else "gelu_erf"
+    name = _ALIASES.get(activation, activation) if isinstance(activation, str) else activation
+    if not isinstance(name, str) or name not in STOCK:
+        known = ", ".join([*STOCK, "gelu"])
+        raise ValueError(f"activation must be one of {known}; got {activation!r}")
+    return name
+
+
+def slope_from_value(activation, alpha):
+    """Whether the slope can be read off the value; otherwise it needs the pre-activation."""
+    return activation in _SLOPE_FROM_VALUE and not (activation == "leaky_relu" and alpha < 0)
+
+
+def gradient(activation, dy, saved, alpha):
+    """The gradient of the pre-activation in stock TensorFlow ops.
+
+    Args:
+        activation: A name of the table.
+        dy: The gradient of the activation's value.
+        saved: The value where `slope_from_value`, otherwise the pre-activation; unused for "none".
+        alpha: leaky_relu's slope below zero.
+
+    Returns:
+        A tensor of dy's shape and dtype.
+    """
+    if activation == "none":
+        return dy
+    if slope_from_value(activation, alpha):
+        return dy * _SLOPE_FROM_VALUE[activation](saved, alpha)
+    return gradient_from_argument(activation, dy, saved, alpha)
+
+
+def gradient_from_argument(activation, dy, z, alpha):
+    """As `gradient`, from the pre-activation `z` for every activation."""
+    with tf.GradientTape() as tape:
+        tape.watch(z)
+        y = STOCK[activation](z, alpha)
+    return tape.gradient(y, z, output_gradients=dy)

@@ -1,0 +1,168 @@
+"""Convolution + bias (+ side input) + activation as one op, and its gradients."""
+
+import tensorflow as tf
+
+from tf_fused_ops._library import ops
+from tf_fused_ops.ops import _arguments, _gradient, activations, reference
+
+_CONV_ATTRIBUTES = ("strides", "padding", "explicit_paddings", "data_format", "dilations")
+_ATTRIBUTES = (*_CONV_ATTRIBUTES, "activation", "alpha")
+
+
+def _four(name, value, data_format):
+    """Returns strides or dilations as four integers in the order of data_format."""
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    try:
+        values = [int(v) for v in values]
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be an integer or a list of them; got {value!r}") from None
+    if len(values) == 1:
+        values *= 2
+    if len(values) == 2:
+        values = [1, *values, 1] if data_format == "NHWC" else [1, 1, *values]
+    if len(values) != 4:
+        raise ValueError(f"{name} must have 1, 2 or 4 elements; got {value!r}")
+    return values
+
+
+def _padding(value):
+    """Returns the attributes padding and explicit_paddings."""
+    if isinstance(value, str) and value.upper() in ("SAME", "VALID"):
+        return value.upper(), []
+    try:
+        pairs = [(int(before), int(after)) for before, after in value]
+    except (TypeError, ValueError):
+        pairs = []
+    if isinstance(value, str) or len(pairs) != 4:
+        raise ValueError(
+            "padding must be 'SAME', 'VALID' or a list of four pairs, one a dimension in the order "
+            f"of data_format; got {value!r}"
+        )
+    return "EXPLICIT", [amount for pair in pairs for amount in pair]
+
+
+def _flatten_batch(value):
+    """Returns a tensor of rank > 4 with all its leading dimensions made one."""
+    return tf.reshape(value, tf.concat([[-1], tf.shape(value)[-3:]], 0))
+
+
+def conv2d_bias_act(
+    x,
+    filters,
+    bias=None,
+    strides=1,
+    padding="SAME",
+    activation="relu",
+    side_input=None,
+    data_format="NHWC",
+    dilations=1,
+    alpha=0.2,
+    name=None,
+):
+    """Computes activation(conv2d(x, filters) + bias + side_input) in one pass.
+
+    The convolution is that of `tf.nn.conv2d`. The gradient keeps x, filters and y; for activations
+    whose slope cannot be read off y (silu, hard_swish, mish, gelu, leaky_relu with alpha < 0) the
+    pre-activation takes y's place.
+
+    Args:
+        x: Tensor [batch, height, width, in_channels] for "NHWC", [batch, in_channels, height,
+            width] for "NCHW"; float16, bfloat16, float32 or float64. More leading dimensions may
+            stand for batch.
+        filters: [filter_height, filter_width, in_channels, out_channels], of x's dtype.
+        bias: [out_channels], of x's dtype, or None.
+        strides: An integer, or a list of 1, 2 (height, width) or 4 (in the order of data_format).
+        padding: "SAME", "VALID", or four pairs [before, after] in the order of data_format.
+        activation: "none", "relu", "relu6", "elu", "leaky_relu", "sigmoid", "tanh", "silu",
+            "hard_swish", "mish", "gelu" or "gelu_erf", "gelu_tanh"; None for "none".
+        side_input: Tensor of the output's shape and x's dtype, or None.
+        data_format: "NHWC" or "NCHW".
+        dilations: As strides.
+        alpha: leaky_relu's slope below zero.
+        name: A name for the operation.
+
+    Returns:
+        Tensor [batch, out_height, out_width, out_channels] for "NHWC", [batch, out_channels,
+        out_height, out_width] for "NCHW", of x's dtype.
+
+    Raises:
+        ValueError: An argument does not fit, as far as that is known before running.
+        tf.errors.InvalidArgumentError: An argument does not fit.
+    """
+    activation = activations.canonical_name(activation)
+    data_format = _arguments.data_format(data_format)
+    padding, explicit_paddings = _padding(padding)
+    x = _arguments.tensor("x", x)
+    filters = _arguments.tensor_like("filters", filters, x.dtype, "x")
+    bias = _arguments.optional("bias", bias, x.dtype, "x")
+    side_input = _arguments.optional("side_input", side_input, x.dtype, "x")
+    batch_shape = None
+    if x.shape.rank is not None and x.shape.rank > 4:
+        batch_shape, static_batch = tf.shape(x)[:-3], x.shape[:-3]
+        x, side_input = _flatten_batch(x), [_flatten_batch(side) for side in side_input]
+    keep = not activations.slope_from_value(activation, alpha)
+    y, _ = ops.tf_fused_ops_conv2d_bias_act(
+        input=x,
+        filters=filters,
+        bias=bias,
+        side_input=side_input,
+        strides=_four("strides", strides, data_format),
+        padding=padding,
+        explicit_paddings=explicit_paddings,
+        data_format=data_format,
+        dilations=_four("dilations", dilations, data_format),
+        activation=activation,
+        alpha=alpha,
+        save_pre_activation=keep and _gradient.records(x, filters, *bias, *side_input),
+        name=name,
+    )
+    if batch_shape is not None:
+        inner = y.shape[1:]
+        y = tf.reshape(y, tf.concat([batch_shape, tf.shape(y)[1:]], 0))
+        y.set_shape(static_batch.concatenate(inner))
+    return y
+
+
+def _gradient_op(dy, x, filters, saved, switches, attributes):
+    return ops.tf_fused_ops_conv2d_bias_act_grad(
+        dy=dy,
+        input=x,
+        filters=filters,
+        saved=saved,
+        input_gradient=switches[0],
+        filters_gradient=switches[1],
+        bias_gradient=switches[2],
+        side_input_gradient=switches[3],
+        **attributes,
+    )
+
+
+@tf.RegisterGradient("TfFusedOps>Conv2DBiasAct")
+def _conv2d_bias_act_gradient(op, dy, dpre_activation):
+    return _gradient.contraction_gradient(
+        op, dy, dpre_activation, _ATTRIBUTES, _forward, _gradient_op
+    )
+
+
+def _forward(inputs, attributes):
+    return ops.tf_fused_ops_conv2d_bias_act(*inputs, **attributes)[0]
+
+
+def _reference_attributes(attributes):
+    """The attributes as `reference` takes them."""
+    explicit = attributes.pop("explicit_paddings")
+    if attributes["padding"] == "EXPLICIT":
+        attributes["padding"] = [
+            list(pair) for pair in zip(explicit[::2], explicit[1::2], strict=True)
+        ]
+    return attributes
+
+
+@tf.RegisterGradient("TfFusedOps>Conv2DBiasActGrad")
+def _conv2d_bias_act_grad_gradient(op, *output_gradients):
+    attributes = _reference_attributes(_gradient.attributes(op, *_ATTRIBUTES))
+
+    def stock(dy, x, filters, saved=None):
+        return reference.conv2d_bias_act_grad(dy, x, filters, saved, **attributes)
+
+    return _gradient.differentiate(stock, op, output_gradients)
