@@ -1,0 +1,162 @@
+#include "cc/core/batch_norm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+
+#include "cc/core/batch_norm_plan.h"
+#include "cc/core/dispatch.h"
+
+namespace tfo {
+namespace {
+
+using std::int64_t;
+
+constexpr int64_t kReductionElements = 128 * 1024;  // of a reduction task
+constexpr int64_t kChunkElements = 64 * 1024;       // of an elementwise task
+constexpr int64_t kFoldedLanes = 128;               // narrower rows are folded to at least this
+constexpr int64_t kMinPlane = 16;                   // smaller planes are treated as interleaved
+constexpr int64_t kMaxChunkUnit = 256 * 1024;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t Splits(int64_t elements) {
+  return std::clamp<int64_t>(elements / kReductionElements, 1, kMaxSplits);
+}
+
+void PlanInterleaved(BatchNormPlan* p) {
+  const int64_t group = p->channels * p->inner;
+  p->fold = 16 / std::gcd<int64_t>(group, 16);
+  if (p->fold * group > kMaxTileLanes) p->fold = 1;
+  p->fold *= std::max<int64_t>(1, CeilDiv(kFoldedLanes, p->fold * group));
+  p->width = p->fold * group;
+  p->rows = p->outer / p->fold;
+  p->tail = p->outer % p->fold * group;
+  p->tile = p->width;
+  if (p->width > kMaxTileLanes) p->tile = kMaxTileLanes / (16 * p->inner) * 16 * p->inner;
+  p->num_tiles = CeilDiv(p->width, p->tile);
+  const int64_t splits = std::min(Splits(p->outer * p->tile / p->fold), std::max<int64_t>(1, p->rows));
+  p->rows_per_split = std::max<int64_t>(1, CeilDiv(p->rows, splits));
+  p->num_splits = std::max<int64_t>(1, CeilDiv(p->rows, p->rows_per_split));
+}
+
+void PlanPlanes(BatchNormPlan* p) {
+  p->piece = CeilDiv(std::min(p->inner, kReductionElements), kPlaneLanes) * kPlaneLanes;
+  p->pieces_per_plane = CeilDiv(p->inner, p->piece);
+  const int64_t per_channel = p->outer * p->inner;
+  const int64_t pieces = p->outer * p->pieces_per_plane;
+  p->pieces_per_split = CeilDiv(pieces, std::min(Splits(per_channel), pieces));
+  p->num_splits = CeilDiv(pieces, p->pieces_per_split);
+  p->channels_per_task =
+      std::clamp<int64_t>(kReductionElements / std::max<int64_t>(1, per_channel), 1, p->channels);
+  p->num_channel_groups = CeilDiv(p->channels, p->channels_per_task);
+}
+
+// Elements of a channel.
+double Count(const BatchNormShape& shape) {
+  return static_cast<double>(shape.outer) * static_cast<double>(shape.inner);
+}
+
+template <class A>
+void Finalize(const BatchNormForwardArgs& args, const double* mean, const double* squares) {
+  const BatchNormShape& shape = args.apply.shape;
+  const double count = Count(shape);
+  const double correction = args.unbiased && count > 1 ? count / (count - 1) : 1;
+  const A* moving_mean = static_cast<const A*>(args.moving_mean);
+  const A* moving_variance = static_cast<const A*>(args.moving_variance);
+  A* new_mean = static_cast<A*>(args.new_mean);
+  A* new_variance = static_cast<A*>(args.new_variance);
+  A* saved_mean = static_cast<A*>(args.saved_mean);
+  A* saved_inv_std = static_cast<A*>(args.saved_inv_std);
+  const bool average = moving_mean != nullptr && args.momentum != 0;
+  for (int64_t c = 0; c < shape.channels; ++c) {
+    double m, v;
+    if (!args.training) {
+      m = new_mean[c] = moving_mean[c];
+      v = new_variance[c] = moving_variance[c];
+    } else {
+      m = mean[c];
+      v = count > 0 ? squares[c] / count : 0;
+      if (count == 0 && moving_mean != nullptr) {
+        new_mean[c] = moving_mean[c];
+        new_variance[c] = moving_variance[c];
+      } else if (average) {
+        new_mean[c] = static_cast<A>(moving_mean[c] * args.momentum + m * (1 - args.momentum));
+        new_variance[c] =
+            static_cast<A>(moving_variance[c] * args.momentum + v * correction * (1 - args.momentum));
+      } else {
+        new_mean[c] = static_cast<A>(m);
+        new_variance[c] = static_cast<A>(v * correction);
+      }
+    }
+    saved_mean[c] = static_cast<A>(m);
+    saved_inv_std[c] = static_cast<A>(1 / std::sqrt(v + args.epsilon));
+  }
+}
+
+template <class A>
+void FinalizeGradient(const BatchNormGradientArgs& args, const double* sum_dz,
+                      const double* sum_dz_x) {
+  const A* inv_std = static_cast<const A*>(args.parameters.inv_std);
+  for (int64_t c = 0; c < args.shape.channels; ++c) {
+    static_cast<A*>(args.offset_grad)[c] = static_cast<A>(sum_dz[c]);
+    static_cast<A*>(args.scale_grad)[c] = static_cast<A>(sum_dz_x[c] * inv_std[c]);
+  }
+}
+
+}  // namespace
+
+BatchNormPlan PlanBatchNorm(const BatchNormShape& shape) {
+  BatchNormPlan p{};
+  p.outer = shape.outer;
+  p.channels = shape.channels;
+  p.inner = shape.inner;
+  if (p.outer == 0 || p.channels == 0 || p.inner == 0) return p;
+  p.planes = p.inner >= kMinPlane;
+  if (p.planes) {
+    PlanPlanes(&p);
+  } else {
+    PlanInterleaved(&p);
+  }
+  // Tasks that begin with a row need no partial row at either end.
+  int64_t unit = 64 * (p.planes ? p.inner : p.width);
+  if (unit > kMaxChunkUnit) unit = 64;
+  p.chunk = unit * std::max<int64_t>(1, kChunkElements / unit);
+  p.num_chunks = CeilDiv(p.outer * p.channels * p.inner, p.chunk);
+  return p;
+}
+
+bool BatchNormForward(const BatchNormForwardArgs& args, const Parallel& parallel,
+                      const Scratch& scratch) {
+  const Kernels& kernels = ActiveKernels();
+  const BatchNormShape& shape = args.apply.shape;
+  double* mean = scratch.Allocate<double>(2 * shape.channels);
+  if (mean == nullptr) return false;
+  double* squares = mean + shape.channels;
+  if (args.training &&
+      !kernels.batch_norm_moments(shape, args.apply.x, parallel, scratch, mean, squares)) {
+    return false;
+  }
+  const bool is_double = shape.dtype == DType::kDouble;
+  (is_double ? Finalize<double> : Finalize<float>)(args, mean, squares);
+  BatchNormApplyArgs apply = args.apply;
+  apply.parameters.mean = args.saved_mean;
+  apply.parameters.inv_std = args.saved_inv_std;
+  return kernels.batch_norm_apply(apply, parallel, scratch);
+}
+
+bool BatchNormGradient(const BatchNormGradientArgs& args, const Parallel& parallel,
+                       const Scratch& scratch) {
+  const Kernels& kernels = ActiveKernels();
+  const BatchNormShape& shape = args.shape;
+  double* sum_dz = scratch.Allocate<double>(2 * shape.channels);
+  if (sum_dz == nullptr) return false;
+  double* sum_dz_x = sum_dz + shape.channels;
+  if (!kernels.batch_norm_gradient_sums(args, parallel, scratch, sum_dz, sum_dz_x)) return false;
+  const bool is_double = shape.dtype == DType::kDouble;
+  (is_double ? FinalizeGradient<double> : FinalizeGradient<float>)(args, sum_dz, sum_dz_x);
+  return kernels.batch_norm_gradient_apply(args, Count(shape), sum_dz, sum_dz_x, parallel, scratch);
+}
+
+}  // namespace tfo

@@ -1,0 +1,98 @@
+// Batch normalisation with a side input and an activation: y = act((x - mean) * inv_std * scale + offset (+ side)).
+//
+// The statistics are a phase of their own, as is their use: BatchNormMoments and BatchNormApply forward,
+// BatchNormGradientSums and BatchNormGradientApply backward. BatchNormForward and BatchNormGradient run both on one
+// device. All results depend on shape and values only, never on the number of threads.
+#ifndef TFO_CC_CORE_BATCH_NORM_H_
+#define TFO_CC_CORE_BATCH_NORM_H_
+
+#include <cstdint>
+
+#include "cc/core/activation.h"
+#include "cc/core/parallel.h"
+#include "cc/core/scratch.h"
+#include "cc/core/types.h"
+
+namespace tfo {
+
+// x is [outer, channels, inner], dense; channels last means inner == 1.
+struct BatchNormShape {
+  DType dtype;
+  std::int64_t outer, channels, inner;
+};
+
+// Vectors of [channels] elements of Accumulator<dtype>.
+struct BatchNormParameters {
+  const void* mean;
+  const void* inv_std;
+  const void* scale;
+  const void* offset;
+};
+
+struct BatchNormApplyArgs {
+  BatchNormShape shape;
+  BatchNormParameters parameters;
+  Activation activation;
+  double alpha;
+  const void* x;
+  const void* side;    // null: none
+  void* y;             // may be x or side
+  std::uint8_t* mask;  // null: not wanted; bit i tells whether element i of y is positive
+};
+
+struct BatchNormGradientArgs {
+  BatchNormShape shape;
+  BatchNormParameters parameters;
+  Activation activation;
+  double alpha;
+  bool training;
+  const void* dy;
+  const void* x;
+  const void* side;          // null: none, or not needed for the slope
+  const std::uint8_t* mask;  // null: the slope is computed from x and side
+  void* x_grad;              // may be dy
+  void* side_grad;           // null: not wanted
+  void* scale_grad;          // [channels] of Accumulator<dtype>
+  void* offset_grad;         // [channels] of Accumulator<dtype>
+};
+
+struct BatchNormForwardArgs {
+  BatchNormApplyArgs apply;   // parameters.mean and inv_std are set from saved_*
+  const void* moving_mean;      // null in training: the new moving averages are the batch's
+  const void* moving_variance;  // likewise
+  double epsilon, momentum;
+  bool training, unbiased;
+  // [channels] of Accumulator<dtype>
+  void* new_mean;
+  void* new_variance;
+  void* saved_mean;
+  void* saved_inv_std;
+};
+
+// ---- Phases, one implementation per instruction set (see dispatch.h); false when scratch memory ran out --------
+
+// Per channel: the mean of x, and the sum of squared deviations from it. Zero for an empty batch.
+using BatchNormMomentsFunction = bool(const BatchNormShape&, const void* x, const Parallel&,
+                                      const Scratch&, double* mean, double* sum_of_squares);
+
+using BatchNormApplyFunction = bool(const BatchNormApplyArgs&, const Parallel&, const Scratch&);
+
+// With dz = dy * act'(z): per channel, the sum of dz and of dz * (x - mean).
+using BatchNormGradientSumsFunction = bool(const BatchNormGradientArgs&, const Parallel&,
+                                           const Scratch&, double* sum_dz, double* sum_dz_x);
+
+// x_grad and side_grad, from the sums over all `count` elements of a channel.
+using BatchNormGradientApplyFunction = bool(const BatchNormGradientArgs&, double count,
+                                            const double* sum_dz, const double* sum_dz_x,
+                                            const Parallel&, const Scratch&);
+
+// ---- Both phases, on the active instruction set; false when scratch memory ran out ------------------------------
+
+bool BatchNormForward(const BatchNormForwardArgs& args, const Parallel& parallel,
+                      const Scratch& scratch);
+bool BatchNormGradient(const BatchNormGradientArgs& args, const Parallel& parallel,
+                       const Scratch& scratch);
+
+}  // namespace tfo
+
+#endif  // TFO_CC_CORE_BATCH_NORM_H_
