@@ -12,6 +12,7 @@ import importlib.util
 import json
 import platform
 import site
+from itertools import count
 from pathlib import Path
 
 from tf_fused_ops._version import __version__
@@ -116,9 +117,10 @@ def _load(info, tensorflow):
             f"{tensorflow.__version__} ({error.message}): {_rebuild()}."
         ) from error
     handle = ctypes.CDLL(str(_LIBRARY))
-    for name in ("tfo_build_info", "tfo_isa"):
+    for name in ("tfo_build_info", "tfo_isa", "tfo_available_isa"):
         getattr(handle, name).restype = ctypes.c_char_p
     handle.tfo_set_isa.argtypes = [ctypes.c_char_p]
+    handle.tfo_available_isa.argtypes = [ctypes.c_int]
     if json.loads(handle.tfo_build_info()) != info:
         raise LibraryError(
             f"_ops.so and _build_info.json in {_FOLDER} come from different builds: {_rebuild()}."
@@ -146,6 +148,11 @@ def isa():
     return _handle.tfo_isa().decode()
 
 
+def available_isas():
+    """Returns the names of the instruction sets that this processor can run, slowest first."""
+    return [name.decode() for name in iter(map(_handle.tfo_available_isa, count()).__next__, None)]
+
+
 def set_isa(name):
     """Chooses the instruction set for all following op executions.
 
@@ -155,6 +162,5 @@ def set_isa(name):
     Raises:
         ValueError: The name is unknown, or this processor lacks the instruction set.
     """
-    if _handle.tfo_set_isa(name.encode()) == 0:
-        return
-    raise ValueError(f"isa: {name!r} is unknown or not supported by this processor")
+    if not _handle.tfo_set_isa(name.encode()):
+        raise ValueError(f"isa: {name!r} is none of {', '.join(available_isas())}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tf_fused_ops import _core, _library
+from tf_fused_ops import _library
 from tf_fused_ops._version import __version__
 
 _DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly", "tf-nightly-cpu")
@@ -56,7 +56,7 @@ def collect():
             "processor": platform.machine(),
         },
         "in use": {
-            "instruction sets found": " ".join(_core.available_isas()),
+            "instruction sets found": " ".join(_library.available_isas()),
             "instruction set used": _library.isa(),
             "graphics cards": " ".join(gpus) or "none",
         },
