@@ -1,0 +1,194 @@
+// The activations: value and slope, once, for scalars, for vectors and for the
+// device.
+//
+// A new activation is one entry of Activation and kActivationNames and one case
+// in each function below.
+#ifndef TFO_CC_CORE_ACTIVATION_H_
+#define TFO_CC_CORE_ACTIVATION_H_
+
+#if defined(__CUDACC__)
+#define TFO_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define TFO_HOST_DEVICE inline __attribute__((always_inline))
+#endif
+
+namespace tfo {
+
+enum class Activation : int {
+  kNone,
+  kRelu,
+  kRelu6,
+  kElu,
+  kLeakyRelu,
+  kSigmoid,
+  kTanh,
+  kSilu,
+  kHardSwish,
+  kMish,
+  kGeluTanh,
+  kGeluErf,
+};
+
+constexpr int kNumActivations = 12;
+
+// In the order of Activation; these are the values of the ops' `activation`
+// attribute.
+constexpr const char* kActivationNames[kNumActivations] = {
+    "none", "relu", "relu6",      "elu",  "leaky_relu", "sigmoid",
+    "tanh", "silu", "hard_swish", "mish", "gelu_tanh",  "gelu_erf"};
+
+// Whether the slope can be read off the activation's value. The others need the
+// pre-activation; so does a leaky relu whose alpha is negative, because its
+// value no longer tells the sign of its argument.
+constexpr bool SlopeFromValue(Activation activation, double alpha) {
+  return activation == Activation::kLeakyRelu ? alpha >= 0
+                                              : activation <= Activation::kTanh;
+}
+
+// `Math` supplies Exp, Expm1, Tanh and Erfc for V, and Scalar: float or double.
+// V is Scalar or a vector of it. Comparisons are written so that a NaN argument
+// stays NaN.
+template <class Math, class V>
+struct ActivationFunctions {
+  using Scalar = typename Math::Scalar;
+
+  static TFO_HOST_DEVICE V Constant(double c) {
+    return V{} + static_cast<Scalar>(c);
+  }
+
+  static TFO_HOST_DEVICE V Logistic(V z) {
+    return Constant(1) / (Constant(1) + Math::Exp(-z));
+  }
+
+  // tanh(softplus(z)) = n / (n + 2) with n = e^z (e^z + 2); e^z is cut off
+  // where the quotient has reached 1.
+  static TFO_HOST_DEVICE V TanhSoftplus(V z) {
+    const V e = Math::Exp(z > Constant(20) ? Constant(20) : z);
+    const V n = e * (e + Constant(2));
+    return n / (n + Constant(2));
+  }
+
+  // 2u with u = sqrt(2/pi) (z + 0.044715 z^3): gelu(z) = z logistic(2u), as (1
+  // + tanh u) / 2 = logistic(2u).
+  static constexpr double kTwoSqrt2OverPi = 1.5957691216057307117597842397375;
+  static constexpr double kGeluCubic = 0.044715;
+
+  static TFO_HOST_DEVICE V GeluLogistic(V z) {
+    return Logistic(z * (Constant(kTwoSqrt2OverPi) +
+                         Constant(kTwoSqrt2OverPi * kGeluCubic) * z * z));
+  }
+
+  // The standard normal distribution function.
+  static TFO_HOST_DEVICE V NormalCdf(V z) {
+    return Constant(0.5) *
+           Math::Erfc(z * Constant(-0.70710678118654752440084436210485));
+  }
+
+  template <Activation A>
+  static TFO_HOST_DEVICE V Value(V z, V alpha) {
+    if constexpr (A == Activation::kRelu) {
+      return z <= V{} ? V{} : z;
+    } else if constexpr (A == Activation::kRelu6) {
+      const V positive = z <= V{} ? V{} : z;
+      return positive >= Constant(6) ? Constant(6) : positive;
+    } else if constexpr (A == Activation::kElu) {
+      return z >= V{} ? z : Math::Expm1(z);
+    } else if constexpr (A == Activation::kLeakyRelu) {
+      return z > V{} ? z : alpha * z;
+    } else if constexpr (A == Activation::kSigmoid) {
+      return Logistic(z);
+    } else if constexpr (A == Activation::kTanh) {
+      return Math::Tanh(z);
+    } else if constexpr (A == Activation::kSilu) {
+      return z * Logistic(z);
+    } else if constexpr (A == Activation::kHardSwish) {
+      const V shifted = z + Constant(3);
+      const V positive = shifted <= V{} ? V{} : shifted;
+      return z * (positive >= Constant(6) ? Constant(6) : positive) *
+             Constant(1.0 / 6);
+    } else if constexpr (A == Activation::kMish) {
+      return z * TanhSoftplus(z);
+    } else if constexpr (A == Activation::kGeluTanh) {
+      return z * GeluLogistic(z);
+    } else if constexpr (A == Activation::kGeluErf) {
+      return z * NormalCdf(z);
+    } else {
+      return z;
+    }
+  }
+
+  // The slope; `saved` is the activation's value where SlopeFromValue,
+  // otherwise the pre-activation. For the leaky relu both do: their signs agree
+  // wherever SlopeFromValue holds.
+  template <Activation A>
+  static TFO_HOST_DEVICE V Slope(V saved, V alpha) {
+    const V one = Constant(1);
+    if constexpr (A == Activation::kRelu) {
+      return saved > V{} ? one : V{};
+    } else if constexpr (A == Activation::kRelu6) {
+      return saved > V{} ? (saved < Constant(6) ? one : V{}) : V{};
+    } else if constexpr (A == Activation::kElu) {
+      return saved < V{} ? saved + one : one;
+    } else if constexpr (A == Activation::kLeakyRelu) {
+      return saved > V{} ? one : alpha;
+    } else if constexpr (A == Activation::kSigmoid) {
+      return saved * (one - saved);
+    } else if constexpr (A == Activation::kTanh) {
+      return one - saved * saved;
+    } else if constexpr (A == Activation::kSilu) {
+      const V s = Logistic(saved);
+      return s * (one + saved * (one - s));
+    } else if constexpr (A == Activation::kHardSwish) {
+      const V inner = saved * Constant(1.0 / 3) + Constant(0.5);
+      return saved <= Constant(-3) ? V{} : (saved >= Constant(3) ? one : inner);
+    } else if constexpr (A == Activation::kMish) {
+      const V t = TanhSoftplus(saved);
+      return t + saved * (one - t * t) * Logistic(saved);
+    } else if constexpr (A == Activation::kGeluTanh) {
+      const V s = GeluLogistic(saved);
+      const V du = Constant(kTwoSqrt2OverPi) +
+                   Constant(3 * kTwoSqrt2OverPi * kGeluCubic) * saved * saved;
+      return s + saved * s * (one - s) * du;
+    } else if constexpr (A == Activation::kGeluErf) {
+      const V density = Constant(0.39894228040143267793994605993438) *
+                        Math::Exp(Constant(-0.5) * saved * saved);
+      return NormalCdf(saved) + saved * density;
+    } else {
+      return one;
+    }
+  }
+};
+
+// The activation as a type, for generic lambdas.
+template <Activation A>
+struct ActivationConstant {
+  static constexpr Activation value = A;
+};
+
+// Calls body(ActivationConstant<A>{}) for the activation given at run time.
+template <class Body>
+inline __attribute__((always_inline)) void WithActivation(Activation activation,
+                                                          const Body& body) {
+  switch (activation) {
+#define TFO_CASE(A)   \
+  case Activation::A: \
+    return body(ActivationConstant<Activation::A>{})
+    TFO_CASE(kNone);
+    TFO_CASE(kRelu);
+    TFO_CASE(kRelu6);
+    TFO_CASE(kElu);
+    TFO_CASE(kLeakyRelu);
+    TFO_CASE(kSigmoid);
+    TFO_CASE(kTanh);
+    TFO_CASE(kSilu);
+    TFO_CASE(kHardSwish);
+    TFO_CASE(kMish);
+    TFO_CASE(kGeluTanh);
+    TFO_CASE(kGeluErf);
+#undef TFO_CASE
+  }
+}
+
+}  // namespace tfo
+
+#endif  // TFO_CC_CORE_ACTIVATION_H_

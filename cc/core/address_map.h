@@ -1,0 +1,150 @@
+// How the elements of an image tensor lie in memory, and how they are brought
+// into the engine's own layout.
+#ifndef TFO_CC_CORE_ADDRESS_MAP_H_
+#define TFO_CC_CORE_ADDRESS_MAP_H_
+
+#include "cc/core/vector_math.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+// Element strides of a batch of images, whatever the layout.
+struct AddressMap {
+  std::int64_t batch, h, w, c;
+
+  static TFO_INLINE AddressMap Of(std::int64_t height, std::int64_t width,
+                                  std::int64_t channels, bool channels_first) {
+    if (channels_first)
+      return {channels * height * width, width, 1, height * width};
+    return {height * width * channels, width * channels, channels, 1};
+  }
+  TFO_INLINE std::int64_t Offset(std::int64_t n, std::int64_t i,
+                                 std::int64_t j) const {
+    return n * batch + i * h + j * w;
+  }
+};
+
+// A box of an image, which may reach over its edge: rows [h, h + rows), columns
+// [w, w + columns), channels [c, c + channels).
+struct Box {
+  std::int64_t h, w, c;
+  std::int64_t rows, columns, channels;
+};
+
+// The product's operand, as loaded: x itself, or with the activation's slope
+// folded in, dz = dy * act'(saved).
+template <class T>
+struct Source {
+  const T* data;
+  const T* saved;  // null: take `data` as it is
+  Activation activation;
+  Accumulator<T> alpha;
+};
+
+template <class T, class Transform>
+TFO_INLINE void CopyRun(const T* from, const T* saved, std::int64_t n,
+                        Accumulator<T>* to, Transform transform) {
+  constexpr int lanes = kLanes<Accumulator<T>>;
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes)
+    Store(to + i, transform(LoadAs(from + i), saved, i, lanes));
+  if (i < n) {
+    const int rest = static_cast<int>(n - i);
+    StorePartial(
+        to + i, transform(LoadAsPartial(from + i, rest), saved, i, rest), rest);
+  }
+}
+
+// Copies one row of a box that lies inside the image. Channels are the fast
+// axis of `to`; columns are `pitch` apart.
+template <class T, class Transform>
+void CopyRow(const T* from, const T* saved, const AddressMap& map,
+             std::int64_t columns, std::int64_t channels, Accumulator<T>* to,
+             std::int64_t pitch, Transform transform) {
+  constexpr int lanes = kLanes<Accumulator<T>>;
+  if (map.c == 1) {
+    if (map.w == channels && pitch == channels) {
+      return CopyRun(from, saved, columns * channels, to, transform);
+    }
+    for (std::int64_t j = 0; j < columns; ++j) {
+      CopyRun(from + j * map.w, saved == nullptr ? nullptr : saved + j * map.w,
+              channels, to + j * pitch, transform);
+    }
+    return;
+  }
+  // Pixels lie together (map.w == 1): transpose vector by vector.
+  for (std::int64_t j = 0; j < columns; j += lanes) {
+    const int n = static_cast<int>(columns - j < lanes ? columns - j : lanes);
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const std::int64_t at = c * map.c + j;
+      const T* p = from + at;
+      const Vec<Accumulator<T>> v =
+          transform(n == lanes ? LoadAs(p) : LoadAsPartial(p, n), saved, at, n);
+      Accumulator<T>* column = to + j * pitch + c;
+      for (int i = 0; i < n; ++i) column[i * pitch] = v[i];
+    }
+  }
+}
+
+template <class A>
+TFO_INLINE void Zero(A* to, std::int64_t n) {
+  __builtin_memset(to, 0, static_cast<std::size_t>(n) * sizeof(A));
+}
+
+template <class T, class Transform>
+TFO_INLINE void GatherRows(const Source<T>& source, const AddressMap& map,
+                           std::int64_t n, std::int64_t height,
+                           std::int64_t width, const Box& box,
+                           Accumulator<T>* to, std::int64_t pitch,
+                           Transform transform) {
+  const std::int64_t first = box.w < 0 ? -box.w : 0;
+  std::int64_t last = width - box.w < box.columns ? width - box.w : box.columns;
+  if (last < first) last = first;
+  for (std::int64_t i = 0; i < box.rows; ++i, to += box.columns * pitch) {
+    const std::int64_t row = box.h + i;
+    if (row < 0 || row >= height || last == first) {
+      Zero(to, box.columns * pitch);
+      continue;
+    }
+    Zero(to, first * pitch);
+    const std::int64_t at = map.Offset(n, row, box.w + first) + box.c * map.c;
+    CopyRow(source.data + at,
+            source.saved == nullptr ? nullptr : source.saved + at, map,
+            last - first, box.channels, to + first * pitch, pitch, transform);
+    Zero(to + last * pitch, (box.columns - last) * pitch);
+  }
+}
+
+// Brings a box of image n into `to` as [rows, columns, pitch] accumulators,
+// pitch >= channels, zero beyond the image. Elements between channels and pitch
+// are left as they are inside the image.
+template <class T>
+void Gather(const Source<T>& source, const AddressMap& map, std::int64_t n,
+            std::int64_t height, std::int64_t width, const Box& box,
+            Accumulator<T>* to, std::int64_t pitch) {
+  using A = Accumulator<T>;
+  using V = Vec<A>;
+  if (source.saved == nullptr) {
+    GatherRows(source, map, n, height, width, box, to, pitch,
+               [](V v, const T*, std::int64_t, int)
+                   TFO_INLINE_LAMBDA { return v; });
+    return;
+  }
+  const V alpha = Splat(source.alpha);
+  WithActivation(source.activation, [&](auto activation) {
+    constexpr Activation kActivation = decltype(activation)::value;
+    GatherRows(
+        source, map, n, height, width, box, to, pitch,
+        [alpha](V v, const T* saved, std::int64_t i,
+                int count) TFO_INLINE_LAMBDA {
+          const V s = count == kLanes<A> ? LoadAs(saved + i)
+                                         : LoadAsPartial(saved + i, count);
+          return v * VectorActivation<A>::template Slope<kActivation>(s, alpha);
+        });
+  });
+}
+
+}  // namespace
+}  // namespace tfo::TFO_ISA
+
+#endif  // TFO_CC_CORE_ADDRESS_MAP_H_

@@ -1,0 +1,83 @@
+// Convolution with its bias, side input and activation, and its gradients. A
+// dense layer is the 1x1 case.
+#ifndef TFO_CC_CORE_CONV_H_
+#define TFO_CC_CORE_CONV_H_
+
+#include <cstdint>
+
+#include "cc/core/activation.h"
+#include "cc/core/parallel.h"
+#include "cc/core/scratch.h"
+#include "cc/core/types.h"
+
+namespace tfo {
+
+//   z[n, i, j, k] = sum_{r, s, c} x[n, i * stride_h + r * dilation_h - pad_top,
+//                                      j * stride_w + s * dilation_w -
+//                                      pad_left, c] * w[r, s, c, k]
+//
+// with x zero outside the image.
+struct ConvShape {
+  std::int64_t batch;
+  std::int64_t in_h, in_w, in_c;
+  std::int64_t out_h, out_w, out_c;
+  std::int64_t kernel_h, kernel_w;
+  std::int64_t stride_h, stride_w;
+  std::int64_t dilation_h, dilation_w;
+  std::int64_t pad_top, pad_left;
+  bool input_channels_first;   // x is [n, c, h, w], not [n, h, w, c]
+  bool output_channels_first;  // the same for y and side input
+  bool filters_transposed;     // w is [r, s, k, c], not [r, s, c, k]
+};
+
+// a [batch, m, k] (or [batch, k, m]) times b [k, n] (or [n, k]), as a
+// convolution: the rows of a are pixels.
+inline ConvShape MatMulShape(std::int64_t batch, std::int64_t m, std::int64_t k,
+                             std::int64_t n, bool transpose_a,
+                             bool transpose_b) {
+  return {batch, 1, m, k, 1, m, n,           1,     1,
+          1,     1, 1, 1, 0, 0, transpose_a, false, transpose_b};
+}
+
+// y = activation(z + bias + side_input). Null pointers: no bias, no side input,
+// pre-activation not wanted.
+struct ConvForwardArgs {
+  DType dtype;
+  ConvShape shape;
+  Activation activation;
+  double alpha;
+  const void* input;
+  const void* filters;
+  const void* bias;
+  const void* side_input;
+  void* y;
+  void* pre_activation;
+};
+
+// With dz = dy * slope: the gradients of input, filters and bias, and dz
+// itself, the side input's gradient. `saved` is y or the pre-activation, see
+// SlopeFromValue. Null pointers: gradients that are not wanted.
+struct ConvGradientArgs {
+  DType dtype;
+  ConvShape shape;
+  Activation activation;
+  double alpha;
+  const void* dy;
+  const void* saved;
+  const void* input;
+  const void* filters;
+  void* input_gradient;
+  void* filters_gradient;
+  void* bias_gradient;
+  void* side_input_gradient;
+};
+
+// False when scratch memory ran out.
+using ConvForwardFunction = bool(const ConvForwardArgs&, const Parallel&,
+                                 const Scratch&);
+using ConvGradientFunction = bool(const ConvGradientArgs&, const Parallel&,
+                                  const Scratch&);
+
+}  // namespace tfo
+
+#endif  // TFO_CC_CORE_CONV_H_

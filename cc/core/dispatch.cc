@@ -1,0 +1,90 @@
+#include "cc/core/dispatch.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+namespace tfo {
+
+namespace portable {
+extern const Kernels kKernels;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const Kernels kKernels;
+}
+namespace avx512 {
+extern const Kernels kKernels;
+}
+#endif
+
+namespace {
+
+constexpr int kMaxIsas = 3;
+
+struct Available {
+  const Kernels* tables[kMaxIsas];
+  int count = 0;
+
+  Available() {
+    tables[count++] = &portable::kKernels;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
+        !__builtin_cpu_supports("f16c")) {
+      return;
+    }
+    tables[count++] = &avx2::kKernels;
+    if (__builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq")) {
+      tables[count++] = &avx512::kKernels;
+    }
+#endif
+  }
+
+  const Kernels* Find(const char* name) const {
+    for (int i = 0; i < count; ++i) {
+      if (std::strcmp(tables[i]->isa, name) == 0) return tables[i];
+    }
+    return nullptr;
+  }
+};
+
+const Available& Isas() {
+  static const Available available;
+  return available;
+}
+
+// TF_FUSED_OPS_ISA caps the choice: a name that this CPU lacks, or that is
+// unknown, leaves the best one in force.
+const Kernels* Initial() {
+  const Available& isas = Isas();
+  const char* cap = std::getenv("TF_FUSED_OPS_ISA");
+  const Kernels* capped = cap == nullptr ? nullptr : isas.Find(cap);
+  return capped != nullptr ? capped : isas.tables[isas.count - 1];
+}
+
+std::atomic<const Kernels*>& Active() {
+  static std::atomic<const Kernels*> active{Initial()};
+  return active;
+}
+
+}  // namespace
+
+const Kernels& ActiveKernels() {
+  return *Active().load(std::memory_order_relaxed);
+}
+
+bool SetIsa(const char* name) {
+  const Kernels* kernels = Isas().Find(name);
+  if (kernels != nullptr) Active().store(kernels, std::memory_order_relaxed);
+  return kernels != nullptr;
+}
+
+const char* AvailableIsa(int i) {
+  return i >= 0 && i < Isas().count ? Isas().tables[i]->isa : nullptr;
+}
+
+}  // namespace tfo

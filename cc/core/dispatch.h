@@ -1,0 +1,34 @@
+// The kernels of the instruction set in use, as a table of functions.
+#ifndef TFO_CC_CORE_DISPATCH_H_
+#define TFO_CC_CORE_DISPATCH_H_
+
+#include "cc/core/batch_norm.h"
+#include "cc/core/conv.h"
+
+namespace tfo {
+
+struct Kernels {
+  const char* isa;
+  ConvForwardFunction* conv_forward;
+  ConvGradientFunction* conv_gradient;
+  BatchNormMomentsFunction* batch_norm_moments;
+  BatchNormApplyFunction* batch_norm_apply;
+  BatchNormGradientSumsFunction* batch_norm_gradient_sums;
+  BatchNormGradientApplyFunction* batch_norm_gradient_apply;
+};
+
+// The table of the best instruction set that the CPU has, unless
+// TF_FUSED_OPS_ISA or SetIsa says otherwise.
+const Kernels& ActiveKernels();
+
+// Selects "portable", "avx2" or "avx512" for the calls that follow. False, and
+// nothing changes, if the name is unknown or the CPU lacks it.
+bool SetIsa(const char* name);
+
+// The i-th instruction set that this CPU can run, from the portable one up;
+// null past the end.
+const char* AvailableIsa(int i);
+
+}  // namespace tfo
+
+#endif  // TFO_CC_CORE_DISPATCH_H_

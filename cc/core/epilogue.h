@@ -1,0 +1,118 @@
+// What happens to a register tile before it reaches memory: bias, side input,
+// pre-activation, activation, layout.
+#ifndef TFO_CC_CORE_EPILOGUE_H_
+#define TFO_CC_CORE_EPILOGUE_H_
+
+#include "cc/core/address_map.h"
+#include "cc/core/micro_kernel.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+// Null pointers: no bias, no side input, pre-activation not wanted. y,
+// side_input and pre_activation share the map.
+template <class T>
+struct Epilogue {
+  T* y;
+  T* pre_activation;
+  const T* bias;
+  const T* side_input;
+  Activation activation;
+  Accumulator<T> alpha;
+  AddressMap map;
+};
+
+template <class T, Activation kActivation>
+struct EpilogueWriter {
+  using A = Accumulator<T>;
+  using V = Vec<A>;
+  static constexpr int kLanesA = kLanes<A>;
+
+  const Epilogue<T>& e;
+  V alpha;
+
+  TFO_INLINE V Activate(V z) const {
+    return VectorActivation<A>::template Value<kActivation>(z, alpha);
+  }
+
+  // n <= lanes elements that lie together in memory, from `at` on.
+  TFO_INLINE void Run(std::int64_t at, V z, int n) const {
+    const bool whole = n == kLanesA;
+    if (e.side_input != nullptr) {
+      const T* side = e.side_input + at;
+      z += whole ? LoadAs(side) : LoadAsPartial(side, n);
+    }
+    if (e.pre_activation != nullptr) {
+      T* pre = e.pre_activation + at;
+      whole ? StoreAs(pre, z) : StoreAsPartial(pre, z, n);
+    }
+    const V y = Activate(z);
+    whole ? StoreAs(e.y + at, y) : StoreAsPartial(e.y + at, y, n);
+  }
+
+  TFO_INLINE void One(std::int64_t at, A z) const {
+    if (e.side_input != nullptr) z += LoadOne(e.side_input + at);
+    if (e.pre_activation != nullptr) StoreOne(e.pre_activation + at, z);
+    StoreOne(e.y + at, static_cast<A>(Activate(Splat(z))[0]));
+  }
+
+  // Channels lie together: a row of the tile is a run.
+  void Rows(std::int64_t at, std::int64_t channel, const A* tile, int rows,
+            int columns) const {
+    for (int k = 0; k < columns; k += kLanesA) {
+      const int n = columns - k < kLanesA ? columns - k : kLanesA;
+      const V bias = e.bias == nullptr ? V{}
+                     : n == kLanesA    ? LoadAs(e.bias + channel + k)
+                                       : LoadAsPartial(e.bias + channel + k, n);
+      for (int i = 0; i < rows; ++i) {
+        Run(at + i * e.map.w + k, Load(tile + i * kTileColumns<A> + k) + bias,
+            n);
+      }
+    }
+  }
+
+  // Channels lie apart: a column of the tile is a run if pixels lie together,
+  // and single elements otherwise.
+  void Columns(std::int64_t at, std::int64_t channel, const A* tile, int rows,
+               int columns) const {
+    for (int k = 0; k < columns; ++k) {
+      const A bias = e.bias == nullptr ? A(0) : LoadOne(e.bias + channel + k);
+      const std::int64_t column = at + k * e.map.c;
+      const A* from = tile + k;
+      if (e.map.w != 1) {
+        for (int i = 0; i < rows; ++i)
+          One(column + i * e.map.w, from[i * kTileColumns<A>] + bias);
+        continue;
+      }
+      for (int i = 0; i < rows; i += kLanesA) {
+        const int n = rows - i < kLanesA ? rows - i : kLanesA;
+        V z{};
+        for (int l = 0; l < n; ++l) z[l] = from[(i + l) * kTileColumns<A>];
+        Run(column + i, z + bias, n);
+      }
+    }
+  }
+};
+
+// Writes a tile of `rows` pixels from element `at` of image memory (channel 0)
+// and `columns` channels from `channel`.
+template <class T>
+void WriteTile(const Epilogue<T>& epilogue, std::int64_t at,
+               std::int64_t channel, const Accumulator<T>* tile, int rows,
+               int columns) {
+  at += channel * epilogue.map.c;
+  WithActivation(epilogue.activation, [&](auto activation) {
+    const EpilogueWriter<T, decltype(activation)::value> writer{
+        epilogue, Splat(epilogue.alpha)};
+    if (epilogue.map.c == 1) {
+      writer.Rows(at, channel, tile, rows, columns);
+    } else {
+      writer.Columns(at, channel, tile, rows, columns);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tfo::TFO_ISA
+
+#endif  // TFO_CC_CORE_EPILOGUE_H_

@@ -1,0 +1,22 @@
+// This instruction set's row of the dispatch table.
+#include "cc/core/dispatch.h"
+
+#define TFO_STRING_(x) #x
+#define TFO_STRING(x) TFO_STRING_(x)
+
+namespace tfo::TFO_ISA {
+
+ConvForwardFunction ConvForward;
+ConvGradientFunction ConvGradient;
+BatchNormMomentsFunction BatchNormMoments;
+BatchNormApplyFunction BatchNormApply;
+BatchNormGradientSumsFunction BatchNormGradientSums;
+BatchNormGradientApplyFunction BatchNormGradientApply;
+
+extern const Kernels kKernels;
+const Kernels kKernels = {TFO_STRING(TFO_ISA),    &ConvForward,
+                          &ConvGradient,          &BatchNormMoments,
+                          &BatchNormApply,        &BatchNormGradientSums,
+                          &BatchNormGradientApply};
+
+}  // namespace tfo::TFO_ISA

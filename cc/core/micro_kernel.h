@@ -1,0 +1,118 @@
+// The register tile: every product of the project is a sum of these.
+//
+//   c[i, j] (+)= sum over segments, sum over k:  a[segment.offset + i *
+//   row_stride + k * k_stride] * b[k, j]
+//
+// The rows of `b` are consecutive over all segments (a batch-reduce product); a
+// segment is where the address of `a` jumps: the next filter row, the next
+// image row.
+#ifndef TFO_CC_CORE_MICRO_KERNEL_H_
+#define TFO_CC_CORE_MICRO_KERNEL_H_
+
+#include "cc/core/simd.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+struct Segment {
+  std::int64_t offset, length;
+};
+
+// As many accumulators as leave registers for one row of b and one broadcast
+// element of a.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 14;
+#else
+constexpr int kTileRows = 6;
+#endif
+constexpr int kTileVectors = 2;
+template <class A>
+constexpr int kTileColumns = kTileVectors * kLanes<A>;
+
+template <class A>
+struct TileOperands {
+  const A* a;
+  std::int64_t row_stride;
+  std::int64_t k_stride;
+  const Segment* segments;
+  std::int64_t num_segments;
+  const A* b;
+  std::int64_t b_stride;
+  A* c;
+  std::int64_t c_stride;
+  bool accumulate;
+};
+
+template <class A, int kRows, int kVectors, bool kContiguousK>
+void Tile(const TileOperands<A>& t) {
+  Vec<A> sum[kRows][kVectors];
+  A* c = t.c;
+#pragma GCC unroll 16
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      sum[i][j] =
+          t.accumulate ? Load(c + i * t.c_stride + j * kLanes<A>) : Vec<A>{};
+    }
+  }
+  const A* b = t.b;
+  const std::int64_t b_stride = t.b_stride;
+  const std::int64_t row_stride = kContiguousK ? t.row_stride : 1;
+  const std::int64_t k_stride = kContiguousK ? 1 : t.k_stride;
+  for (std::int64_t s = 0; s < t.num_segments; ++s) {
+    const A* a = t.a + t.segments[s].offset;
+    for (std::int64_t k = t.segments[s].length; k > 0; --k) {
+      Vec<A> row[kVectors];
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) row[j] = Load(b + j * kLanes<A>);
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows; ++i) {
+        const A element = a[i * row_stride];
+#pragma GCC unroll 4
+        for (int j = 0; j < kVectors; ++j) sum[i][j] += element * row[j];
+      }
+      a += k_stride;
+      b += b_stride;
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j)
+      Store(c + i * t.c_stride + j * kLanes<A>, sum[i][j]);
+  }
+}
+
+template <class A>
+using TileFunction = void (*)(const TileOperands<A>&);
+
+template <class A, bool kContiguousK, int kVectors, int... kRowsMinusOne>
+struct TileRow {
+  static constexpr TileFunction<A> kFunctions[] = {
+      &Tile<A, kRowsMinusOne + 1, kVectors, kContiguousK>...};
+};
+
+template <class A, bool kContiguousK, int kVectors>
+TFO_INLINE TileFunction<A> SelectRows(int rows) {
+#if defined(__AVX512F__)
+  using Row = TileRow<A, kContiguousK, kVectors, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9,
+                      10, 11, 12, 13>;
+#else
+  using Row = TileRow<A, kContiguousK, kVectors, 0, 1, 2, 3, 4, 5>;
+#endif
+  return Row::kFunctions[rows - 1];
+}
+
+// The tile of `rows` rows and `columns` columns; c must have room for whole
+// vectors. `k_stride` counts only where not kContiguousK, and `row_stride` only
+// where kContiguousK.
+template <class A, bool kContiguousK>
+TFO_INLINE TileFunction<A> SelectTile(int rows, int columns) {
+  return columns > kLanes<A> ? SelectRows<A, kContiguousK, 2>(rows)
+                             : SelectRows<A, kContiguousK, 1>(rows);
+}
+
+}  // namespace
+}  // namespace tfo::TFO_ISA
+
+#endif  // TFO_CC_CORE_MICRO_KERNEL_H_

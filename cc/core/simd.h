@@ -1,0 +1,254 @@
+// Vectors of one instruction set, on the compilers' vector extension. Included
+// by *_isa.cc only; all of it has internal linkage, so that no code of one
+// instruction set can be linked into another.
+#ifndef TFO_CC_CORE_SIMD_H_
+#define TFO_CC_CORE_SIMD_H_
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "cc/core/types.h"
+
+#if defined(__AVX512F__)
+#define TFO_VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define TFO_VECTOR_BYTES 32
+#else
+#define TFO_VECTOR_BYTES 16
+#endif
+
+#define TFO_INLINE inline __attribute__((always_inline))
+#define TFO_INLINE_LAMBDA __attribute__((always_inline))
+
+namespace tfo::TFO_ISA {
+namespace {
+
+// A vector of accumulators: float or double.
+template <class A>
+struct VectorOf {
+  typedef A type __attribute__((vector_size(TFO_VECTOR_BYTES)));
+};
+template <class A>
+using Vec = typename VectorOf<A>::type;
+
+template <class A>
+constexpr int kLanes = TFO_VECTOR_BYTES / sizeof(A);
+
+// By multiplication with one, which the compiler turns into a broadcast (adding
+// zero it must keep: -0 + 0 is 0).
+template <class A>
+TFO_INLINE Vec<A> Splat(A value) {
+  return value * (Vec<A>{} + A(1));
+}
+
+template <class A>
+struct IntegerOf {
+  using type = std::int32_t;
+};
+template <>
+struct IntegerOf<double> {
+  using type = std::int64_t;
+};
+template <class A>
+using IntVec = Vec<typename IntegerOf<A>::type>;
+
+// ---- Loads and stores of the accumulator's own type
+// -------------------------------------------------------------
+
+template <class A>
+TFO_INLINE Vec<A> Load(const A* from) {
+  Vec<A> v;
+  __builtin_memcpy(&v, from, sizeof(v));
+  return v;
+}
+
+template <class A>
+TFO_INLINE void Store(A* to, Vec<A> v) {
+  __builtin_memcpy(to, &v, sizeof(v));
+}
+
+#if defined(__AVX512F__)
+TFO_INLINE Vec<float> LoadPartial(const float* from, int n) {
+  return (Vec<float>)_mm512_maskz_loadu_ps(
+      static_cast<__mmask16>((1u << n) - 1), from);
+}
+TFO_INLINE Vec<double> LoadPartial(const double* from, int n) {
+  return (Vec<double>)_mm512_maskz_loadu_pd(
+      static_cast<__mmask8>((1u << n) - 1), from);
+}
+TFO_INLINE void StorePartial(float* to, Vec<float> v, int n) {
+  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << n) - 1), (__m512)v);
+}
+TFO_INLINE void StorePartial(double* to, Vec<double> v, int n) {
+  _mm512_mask_storeu_pd(to, static_cast<__mmask8>((1u << n) - 1), (__m512d)v);
+}
+#else
+// The first n elements; the others are zero, and nothing beyond the n-th is
+// touched in memory.
+template <class A>
+TFO_INLINE Vec<A> LoadPartial(const A* from, int n) {
+  Vec<A> v{};
+  for (int i = 0; i < n; ++i) v[i] = from[i];
+  return v;
+}
+template <class A>
+TFO_INLINE void StorePartial(A* to, Vec<A> v, int n) {
+  for (int i = 0; i < n; ++i) to[i] = v[i];
+}
+#endif
+
+// ---- 16-bit storage
+// ---------------------------------------------------------------------------------------------
+
+typedef std::uint16_t Vec16 __attribute__((vector_size(TFO_VECTOR_BYTES / 2)));
+typedef std::uint32_t UintVec __attribute__((vector_size(TFO_VECTOR_BYTES)));
+
+template <class To, class From>
+TFO_INLINE To BitCast(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+TFO_INLINE Vec16 Load16(const void* from) {
+  Vec16 v;
+  __builtin_memcpy(&v, from, sizeof(v));
+  return v;
+}
+
+TFO_INLINE Vec<float> Widen(const BFloat16*, Vec16 bits) {
+  return BitCast<Vec<float>>(__builtin_convertvector(bits, UintVec) << 16);
+}
+
+// Rounds to nearest even; a NaN stays a (quiet) NaN.
+TFO_INLINE Vec16 Narrow(const BFloat16*, Vec<float> v) {
+  const UintVec bits = BitCast<UintVec>(v);
+  const UintVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const UintVec nan = (bits >> 16) | 0x40u;
+  return __builtin_convertvector(
+      (bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded, Vec16);
+}
+
+#if defined(__AVX512F__)
+TFO_INLINE Vec<float> Widen(const Half*, Vec16 bits) {
+  return (Vec<float>)_mm512_maskz_cvtph_ps(0xffff, (__m256i)bits);
+}
+TFO_INLINE Vec16 Narrow(const Half*, Vec<float> v) {
+  return (Vec16)_mm512_maskz_cvtps_ph(
+      0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+#elif defined(__F16C__)
+TFO_INLINE Vec<float> Widen(const Half*, Vec16 bits) {
+  return (Vec<float>)_mm256_cvtph_ps((__m128i)bits);
+}
+TFO_INLINE Vec16 Narrow(const Half*, Vec<float> v) {
+  return (Vec16)_mm256_cvtps_ph((__m256)v,
+                                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+#else
+// By exponent arithmetic; subnormals pass through normal floats only, so
+// flush-to-zero modes do not matter.
+TFO_INLINE Vec<float> Widen(const Half*, Vec16 half) {
+  const UintVec bits = __builtin_convertvector(half, UintVec);
+  const UintVec sign = (bits & 0x8000u) << 16;
+  const UintVec magnitude = bits & 0x7fffu;
+  const UintVec shifted = magnitude << 13;
+  const UintVec normal = shifted + (112u << 23);
+  const UintVec special = shifted | 0x7f800000u;
+  const UintVec subnormal =
+      BitCast<UintVec>(BitCast<Vec<float>>(shifted + (113u << 23)) -
+                       BitCast<Vec<float>>(UintVec{} + (113u << 23)));
+  const UintVec finite = magnitude < 0x400u ? subnormal : normal;
+  return BitCast<Vec<float>>((magnitude >= 0x7c00u ? special : finite) | sign);
+}
+TFO_INLINE Vec16 Narrow(const Half*, Vec<float> v) {
+  const UintVec bits = BitCast<UintVec>(v);
+  const UintVec sign = (bits >> 16) & 0x8000u;
+  const UintVec magnitude = bits & 0x7fffffffu;
+  const UintVec normal =
+      (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
+  // Adding 0.5 leaves the subnormal half's bits, rounded to nearest even, at
+  // the bottom of the float.
+  const UintVec subnormal =
+      BitCast<UintVec>(BitCast<Vec<float>>(magnitude) + 0.5f) - (126u << 23);
+  const UintVec overflow =
+      magnitude > 0x7f800000u ? UintVec{} + 0x7e00u : UintVec{} + 0x7c00u;
+  const UintVec finite = magnitude < (113u << 23) ? subnormal : normal;
+  return __builtin_convertvector(
+      (magnitude >= 0x477ff000u ? overflow : finite) | sign, Vec16);
+}
+#endif
+
+template <class T>
+constexpr bool kIs16Bit = sizeof(T) == 2;
+
+// ---- Loads and stores of any storage type, as vectors of accumulators
+// ---------------------------------------------
+
+template <class T>
+TFO_INLINE Vec<Accumulator<T>> LoadAs(const T* from) {
+  if constexpr (kIs16Bit<T>) {
+    return Widen(from, Load16(from));
+  } else {
+    return Load(from);
+  }
+}
+
+template <class T>
+TFO_INLINE Vec<Accumulator<T>> LoadAsPartial(const T* from, int n) {
+  if constexpr (kIs16Bit<T>) {
+    Vec16 bits{};
+    __builtin_memcpy(&bits, from, static_cast<unsigned>(n) * sizeof(T));
+    return Widen(from, bits);
+  } else {
+    return LoadPartial(from, n);
+  }
+}
+
+template <class T>
+TFO_INLINE void StoreAs(T* to, Vec<Accumulator<T>> v) {
+  if constexpr (kIs16Bit<T>) {
+    const Vec16 bits = Narrow(to, v);
+    __builtin_memcpy(to, &bits, sizeof(bits));
+  } else {
+    Store(to, v);
+  }
+}
+
+template <class T>
+TFO_INLINE void StoreAsPartial(T* to, Vec<Accumulator<T>> v, int n) {
+  if constexpr (kIs16Bit<T>) {
+    const Vec16 bits = Narrow(to, v);
+    __builtin_memcpy(to, &bits, static_cast<unsigned>(n) * sizeof(T));
+  } else {
+    StorePartial(to, v, n);
+  }
+}
+
+// One element, through the vector path so that its rounding is the same.
+template <class T>
+TFO_INLINE Accumulator<T> LoadOne(const T* from) {
+  if constexpr (kIs16Bit<T>) {
+    return LoadAsPartial(from, 1)[0];
+  } else {
+    return *from;
+  }
+}
+
+template <class T>
+TFO_INLINE void StoreOne(T* to, Accumulator<T> value) {
+  if constexpr (kIs16Bit<T>) {
+    StoreAsPartial(to, Splat(value), 1);
+  } else {
+    *to = value;
+  }
+}
+
+}  // namespace
+}  // namespace tfo::TFO_ISA
+
+#endif  // TFO_CC_CORE_SIMD_H_

@@ -1,0 +1,100 @@
+// The taps of a filter as the engine sees them: displacements in the source
+// image.
+#ifndef TFO_CC_CORE_TAPS_H_
+#define TFO_CC_CORE_TAPS_H_
+
+#include "cc/core/conv.h"
+#include "cc/core/micro_kernel.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+// Grid pixel (i, j) reads source pixel (i * stride_h + h, j * stride_w + w)
+// through matrix `filter` = r * kernel_w + s.
+struct Tap {
+  std::int64_t h, w, filter;
+};
+
+struct TapList {
+  Tap* taps;
+  std::int64_t count;
+  std::int64_t min_h, max_h, min_w, max_w;
+
+  TFO_INLINE void Add(const Tap& tap) {
+    if (count == 0) {
+      min_h = max_h = tap.h;
+      min_w = max_w = tap.w;
+    }
+    min_h = tap.h < min_h ? tap.h : min_h;
+    max_h = tap.h > max_h ? tap.h : max_h;
+    min_w = tap.w < min_w ? tap.w : min_w;
+    max_w = tap.w > max_w ? tap.w : max_w;
+    taps[count++] = tap;
+  }
+};
+
+// The forward direction: source is x, the grid is z.
+TFO_INLINE void ForwardTaps(const ConvShape& s, TapList* list) {
+  list->count = list->min_h = list->max_h = list->min_w = list->max_w = 0;
+  for (std::int64_t r = 0; r < s.kernel_h; ++r) {
+    for (std::int64_t c = 0; c < s.kernel_w; ++c) {
+      list->Add({r * s.dilation_h - s.pad_top, c * s.dilation_w - s.pad_left,
+                 r * s.kernel_w + c});
+    }
+  }
+}
+
+// The input gradient, for the pixels (phase_h + i * stride_h, phase_w + j *
+// stride_w) of x: source is dz, and a tap counts only where it meets the
+// stride. Last tap first, so that neighbouring taps are neighbouring pixels.
+TFO_INLINE void InputGradientTaps(const ConvShape& s, std::int64_t phase_h,
+                                  std::int64_t phase_w, TapList* list) {
+  list->count = list->min_h = list->max_h = list->min_w = list->max_w = 0;
+  for (std::int64_t r = s.kernel_h - 1; r >= 0; --r) {
+    const std::int64_t h = phase_h + s.pad_top - r * s.dilation_h;
+    if (h % s.stride_h != 0) continue;
+    for (std::int64_t c = s.kernel_w - 1; c >= 0; --c) {
+      const std::int64_t w = phase_w + s.pad_left - c * s.dilation_w;
+      if (w % s.stride_w != 0) continue;
+      list->Add({h / s.stride_h, w / s.stride_w, r * s.kernel_w + c});
+    }
+  }
+}
+
+// Segments over a source whose pixels are `pitch` and whose rows are
+// `row_pitch` apart, relative to pixel (min_h, min_w). Neighbouring taps become
+// one segment where their channels touch.
+TFO_INLINE std::int64_t BuildSegments(const TapList& list,
+                                      std::int64_t channels, std::int64_t pitch,
+                                      std::int64_t row_pitch,
+                                      Segment* segments) {
+  std::int64_t count = 0;
+  for (std::int64_t t = 0; t < list.count; ++t) {
+    const Tap& tap = list.taps[t];
+    const std::int64_t offset =
+        (tap.h - list.min_h) * row_pitch + (tap.w - list.min_w) * pitch;
+    if (count > 0 &&
+        segments[count - 1].offset + segments[count - 1].length == offset) {
+      segments[count - 1].length += channels;
+    } else {
+      segments[count++] = {offset, channels};
+    }
+  }
+  return count;
+}
+
+// The distance between pixels in gathered memory: a little more than the
+// channels where rows of a tile, which are read side by side, would otherwise
+// fall into the same few sets of the first-level cache.
+template <class A>
+TFO_INLINE std::int64_t PixelPitch(std::int64_t channels) {
+  constexpr std::int64_t kAliasing = 1024 / sizeof(A);
+  return channels >= kAliasing && channels % kAliasing == 0
+             ? channels + kLanes<A>
+             : channels;
+}
+
+}  // namespace
+}  // namespace tfo::TFO_ISA
+
+#endif  // TFO_CC_CORE_TAPS_H_

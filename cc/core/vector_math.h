@@ -1,0 +1,137 @@
+// exp, expm1, tanh and erfc on vectors. Polynomials: Chebyshev interpolation of
+// the stated function, computed in 60 digits; the stated errors are those of
+// the polynomial, relative.
+#ifndef TFO_CC_CORE_VECTOR_MATH_H_
+#define TFO_CC_CORE_VECTOR_MATH_H_
+
+#include "cc/core/activation.h"
+#include "cc/core/simd.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+template <class A>
+struct MathConstants;
+
+template <>
+struct MathConstants<float> {
+  // Arguments of exp are cut off where 2^n would leave the normal numbers.
+  static constexpr float kExpMin = -87.3f, kExpMax = 88.3f;
+  static constexpr float kLn2High = 0.693359375f,
+                         kLn2Low = -2.12194440054690583e-4f;
+  static constexpr float kRound =
+      12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  static constexpr int kMantissaBits = 23, kExponentBias = 127;
+  static constexpr float kTanhOne = 10.0f, kErfcZero = 10.0f;
+  // (e^r - 1 - r) / r^2 on |r| <= 0.35; 1.4e-7, which is 1.7e-8 of e^r.
+  static constexpr float kExpPolynomial[] = {
+      0.5f, 0.1666657338f, 0.04166655011f, 0.008363773874f, 0.001392692661f};
+  // (1 + 2y) e^(y^2) erfc(y) in t = (y - 3) / (y + 3) on y in
+  // [0, 10.1]; 2.9e-9.
+  static constexpr float kErfcPolynomial[] = {
+      1.253008058f,    -0.1356211434f,    -0.04756228054f,  0.1296465756f,
+      -0.1192726527f,  0.06829350976f,    -0.02379023418f,  0.002579434685f,
+      0.001994474591f, -0.0007983391415f, -0.0002773269222f};
+};
+
+template <>
+struct MathConstants<double> {
+  static constexpr double kExpMin = -708.0, kExpMax = 709.0;
+  static constexpr double kLn2High = 0.693147180369123816490,
+                          kLn2Low = 1.90821492927058770002e-10;
+  static constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52
+  static constexpr int kMantissaBits = 52, kExponentBias = 1023;
+  static constexpr double kTanhOne = 22.0, kErfcZero = 27.0;
+  // As above; 3.3e-18.
+  static constexpr double kExpPolynomial[] = {0.5,
+                                              0.16666666666666671438,
+                                              0.041666666666666670074,
+                                              0.0083333333333255446996,
+                                              0.0013888888888883326674,
+                                              0.00019841269876864354929,
+                                              0.000024801587327007186731,
+                                              2.7557252833516909748e-6,
+                                              2.7557271810219799569e-7,
+                                              2.5106274733573294687e-8,
+                                              2.0915442297780115216e-9};
+  // As above on y in [0, 27.3]; 3.0e-17.
+  static constexpr double kErfcPolynomial[] = {
+      1.253008058269729639,       -0.13562110612458067157,
+      -0.047562294353446849415,   0.12964515870270403326,
+      -0.11927366341550477991,    0.068308027345855741933,
+      -0.023770514914689325413,   0.0025293917874392320132,
+      0.0018886903163987220201,   -0.00077983203042845542408,
+      -0.00010515951430802023436, 0.00012509811046590528435,
+      4.9482252431883122113e-6,   -0.000020096488951806805298,
+      -7.2773316931892043458e-7,  3.4636901087184282701e-6,
+      3.4913253432206376634e-7,   -6.0459806713366932816e-7,
+      -1.3114298770307866375e-7,  9.1562442314349849847e-8,
+      3.2852433981759873408e-8,   -8.4057218052148833455e-9,
+      -4.170967813794828552e-9};
+};
+
+template <class A>
+struct VectorMath {
+  using Scalar = A;
+  using V = Vec<A>;
+  using K = MathConstants<A>;
+
+  template <int N>
+  static TFO_INLINE V Polynomial(const A (&coefficients)[N], V x) {
+    V sum = Splat(coefficients[N - 1]);
+#pragma GCC unroll 32
+    for (int i = N - 2; i >= 0; --i) sum = sum * x + coefficients[i];
+    return sum;
+  }
+
+  // e^x = scale * (1 + fraction), scale a power of two.
+  struct Reduced {
+    V scale, fraction;
+  };
+  static TFO_INLINE Reduced Reduce(V x) {
+    x = x < Splat(K::kExpMin) ? Splat(K::kExpMin) : x;
+    x = x > Splat(K::kExpMax) ? Splat(K::kExpMax) : x;
+    const V biased = x * A(1.44269504088896340735992468100) + K::kRound;
+    const V n = biased - K::kRound;
+    const V r = (x - n * K::kLn2High) - n * K::kLn2Low;
+    const IntVec<A> exponent = BitCast<IntVec<A>>(biased) + K::kExponentBias;
+    return {BitCast<V>(exponent << K::kMantissaBits),
+            r + r * r * Polynomial(K::kExpPolynomial, r)};
+  }
+
+  static TFO_INLINE V Exp(V x) {
+    const Reduced e = Reduce(x);
+    return e.scale + e.scale * e.fraction;
+  }
+
+  static TFO_INLINE V Expm1(V x) {
+    const Reduced e = Reduce(x);
+    return e.scale * e.fraction + (e.scale - A(1));
+  }
+
+  static TFO_INLINE V Tanh(V x) {
+    const V magnitude = x < V{} ? -x : x;
+    const V t =
+        Expm1(A(2) * (magnitude > Splat(K::kTanhOne) ? Splat(K::kTanhOne)
+                                                     : magnitude));
+    const V value = t / (t + A(2));
+    return x < V{} ? -value : value;
+  }
+
+  static TFO_INLINE V Erfc(V x) {
+    V y = x < V{} ? -x : x;
+    y = y > Splat(K::kErfcZero) ? Splat(K::kErfcZero) : y;
+    const V t = (y - A(3)) / (y + A(3));
+    const V tail =
+        Exp(-y * y) * Polynomial(K::kErfcPolynomial, t) / (A(1) + A(2) * y);
+    return x < V{} ? A(2) - tail : tail;
+  }
+};
+
+template <class A>
+using VectorActivation = ActivationFunctions<VectorMath<A>, Vec<A>>;
+
+}  // namespace
+}  // namespace tfo::TFO_ISA
+
+#endif  // TFO_CC_CORE_VECTOR_MATH_H_

@@ -1,0 +1,147 @@
+// The CPU kernels of the contraction ops, forward and gradient. A Geometry says
+// what is peculiar to an op: its attributes, its arguments' names, and the
+// convolution that its shapes stand for.
+#ifndef TFO_CC_KERNELS_CONTRACTION_OPS_H_
+#define TFO_CC_KERNELS_CONTRACTION_OPS_H_
+
+#include "cc/core/dispatch.h"
+#include "cc/kernels/kernel_util.h"
+#include "cc/ops/shape_util.h"
+
+namespace tf_fused_ops {
+
+// What a Geometry makes of the shapes of an op's two operands.
+struct BoundShapes {
+  tfo::ConvShape conv;
+  tensorflow::TensorShape y;
+};
+
+inline absl::Status OutOfScratch() {
+  return absl::ResourceExhaustedError("no memory for the op's temporaries");
+}
+
+template <class T, class Geometry>
+class ContractionOp : public tensorflow::OpKernel {
+ public:
+  explicit ContractionOp(tensorflow::OpKernelConstruction* ctx)
+      : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, geometry_.Read(ctx));
+    OP_REQUIRES_OK(ctx, ReadActivationAttrs(ctx, &activation_));
+    OP_REQUIRES_OK(ctx,
+                   ctx->GetAttr("save_pre_activation", &save_pre_activation_));
+    int count;
+    OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_bias", &count));
+    OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_side_inputs", &count));
+  }
+
+  void Compute(tensorflow::OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, Run(ctx));
+  }
+
+ private:
+  absl::Status Run(tensorflow::OpKernelContext* ctx) {
+    const tensorflow::Tensor& a = ctx->input(0);
+    const tensorflow::Tensor& b = ctx->input(1);
+    BoundShapes shapes;
+    TF_RETURN_IF_ERROR(geometry_.Bind(a.shape(), b.shape(), &shapes));
+    const tensorflow::Tensor *bias, *side_input;
+    TF_RETURN_IF_ERROR(OptionalInput(ctx, "bias", &bias));
+    TF_RETURN_IF_ERROR(OptionalInput(ctx, "side_input", &side_input));
+    if (bias != nullptr) {
+      TF_RETURN_IF_ERROR(CheckShape("bias", *bias, "the output's channels",
+                                    {shapes.conv.out_c}));
+    }
+    if (side_input != nullptr) {
+      TF_RETURN_IF_ERROR(
+          CheckShape("side_input", *side_input, "the output", shapes.y));
+    }
+    void *y, *pre_activation;
+    TF_RETURN_IF_ERROR(OptionalOutput(ctx, 0, true, shapes.y, &y));
+    TF_RETURN_IF_ERROR(OptionalOutput(ctx, 1, save_pre_activation_, shapes.y,
+                                      &pre_activation));
+    if (shapes.y.num_elements() == 0) return absl::OkStatus();
+    ScratchOwner scratch(ctx);
+    const bool done = tfo::ActiveKernels().conv_forward(
+        {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
+         a.data(), b.data(), DataOrNull(bias), DataOrNull(side_input), y,
+         pre_activation},
+        ParallelOf(ctx), scratch.scratch());
+    return done ? absl::OkStatus() : OutOfScratch();
+  }
+
+  Geometry geometry_;
+  ActivationAttrs activation_;
+  bool save_pre_activation_;
+};
+
+template <class T, class Geometry>
+class ContractionGradOp : public tensorflow::OpKernel {
+ public:
+  explicit ContractionGradOp(tensorflow::OpKernelConstruction* ctx)
+      : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, geometry_.Read(ctx));
+    OP_REQUIRES_OK(ctx, ReadActivationAttrs(ctx, &activation_));
+    OP_REQUIRES_OK(ctx, CheckSavedCount(ctx, activation_));
+    const char* const names[] = {Geometry::kGradientAttrs[0],
+                                 Geometry::kGradientAttrs[1], "bias_gradient",
+                                 "side_input_gradient"};
+    for (int i = 0; i < 4; ++i) {
+      OP_REQUIRES_OK(ctx, ctx->GetAttr(names[i], &wanted_[i]));
+    }
+  }
+
+  void Compute(tensorflow::OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, Run(ctx));
+  }
+
+ private:
+  absl::Status Run(tensorflow::OpKernelContext* ctx) {
+    const tensorflow::Tensor& dy = ctx->input(0);
+    const tensorflow::Tensor& a = ctx->input(1);
+    const tensorflow::Tensor& b = ctx->input(2);
+    BoundShapes shapes;
+    TF_RETURN_IF_ERROR(geometry_.Bind(a.shape(), b.shape(), &shapes));
+    TF_RETURN_IF_ERROR(CheckShape("dy", dy, "the forward op's y", shapes.y));
+    const tensorflow::Tensor* saved;
+    TF_RETURN_IF_ERROR(OptionalInput(ctx, "saved", &saved));
+    if (saved != nullptr) {
+      TF_RETURN_IF_ERROR(CheckShape("saved", *saved, "dy", shapes.y));
+    }
+    const tensorflow::TensorShape output_shapes[] = {
+        a.shape(), b.shape(), {shapes.conv.out_c}, shapes.y};
+    void* gradients[4];
+    for (int i = 0; i < 4; ++i) {
+      TF_RETURN_IF_ERROR(
+          OptionalOutput(ctx, i, wanted_[i], output_shapes[i], &gradients[i]));
+    }
+    ScratchOwner scratch(ctx);
+    const bool done = tfo::ActiveKernels().conv_gradient(
+        {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
+         dy.data(), DataOrNull(saved), a.data(), b.data(), gradients[0],
+         gradients[1], gradients[2], gradients[3]},
+        ParallelOf(ctx), scratch.scratch());
+    return done ? absl::OkStatus() : OutOfScratch();
+  }
+
+  Geometry geometry_;
+  ActivationAttrs activation_;
+  bool wanted_[4];
+};
+
+#define TFO_REGISTER_CONTRACTION_TYPE(NAME, GEOMETRY, T)                       \
+  REGISTER_KERNEL_BUILDER(                                                     \
+      Name(NAME).Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"),        \
+      ContractionOp<T, GEOMETRY>);                                             \
+  REGISTER_KERNEL_BUILDER(                                                     \
+      Name(NAME "Grad").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"), \
+      ContractionGradOp<T, GEOMETRY>)
+
+#define TFO_REGISTER_CONTRACTION(NAME, GEOMETRY)                       \
+  TFO_REGISTER_CONTRACTION_TYPE(NAME, GEOMETRY, Eigen::half);          \
+  TFO_REGISTER_CONTRACTION_TYPE(NAME, GEOMETRY, tensorflow::bfloat16); \
+  TFO_REGISTER_CONTRACTION_TYPE(NAME, GEOMETRY, float);                \
+  TFO_REGISTER_CONTRACTION_TYPE(NAME, GEOMETRY, double)
+
+}  // namespace tf_fused_ops
+
+#endif  // TFO_CC_KERNELS_CONTRACTION_OPS_H_

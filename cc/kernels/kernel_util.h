@@ -1,0 +1,112 @@
+// What the core needs from TensorFlow: threads, scratch memory, element types.
+#ifndef TFO_CC_KERNELS_KERNEL_UTIL_H_
+#define TFO_CC_KERNELS_KERNEL_UTIL_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/parallel.h"
+#include "cc/core/scratch.h"
+#include "cc/core/types.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/threadpool.h"
+
+namespace tf_fused_ops {
+
+template <class T>
+constexpr tfo::DType kDType = tfo::DType::kFloat;
+template <>
+inline constexpr tfo::DType kDType<Eigen::half> = tfo::DType::kHalf;
+template <>
+inline constexpr tfo::DType kDType<tensorflow::bfloat16> =
+    tfo::DType::kBFloat16;
+template <>
+inline constexpr tfo::DType kDType<double> = tfo::DType::kDouble;
+
+// The op's intra-op pool, as the core sees it. The calling thread works too.
+inline tfo::Parallel ParallelOf(tensorflow::OpKernelContext* ctx) {
+  using tsl::thread::ThreadPool;
+  ThreadPool* pool = ctx->device()->tensorflow_cpu_worker_threads()->workers;
+  return {[](void* pool, std::int64_t num_tasks, std::int64_t cost_per_task,
+             tfo::Parallel::Task task, void* context) {
+            static_cast<ThreadPool*>(pool)->ParallelForWithWorkerId(
+                num_tasks,
+                ThreadPool::SchedulingParams::Adaptive(
+                    cost_per_task > 0 ? cost_per_task : 1),
+                [=](std::int64_t begin, std::int64_t end, int worker) {
+                  for (std::int64_t i = begin; i < end; ++i) {
+                    task(context, i, worker);
+                  }
+                });
+          },
+          pool, pool->NumThreads() + 1};
+}
+
+// Scratch memory from the op's allocator, alive as long as this object.
+class ScratchOwner {
+ public:
+  explicit ScratchOwner(tensorflow::OpKernelContext* ctx) : ctx_(ctx) {}
+
+  tfo::Scratch scratch() {
+    return {[](void* owner, std::int64_t bytes) {
+              return static_cast<ScratchOwner*>(owner)->Allocate(bytes);
+            },
+            this};
+  }
+
+ private:
+  void* Allocate(std::int64_t bytes) {
+    tensorflow::Tensor tensor;
+    if (!ctx_->allocate_temp(tensorflow::DT_UINT8, {bytes}, &tensor).ok()) {
+      return nullptr;
+    }
+    tensors_.push_back(tensor);
+    return tensor.data();
+  }
+
+  tensorflow::OpKernelContext* ctx_;
+  std::vector<tensorflow::Tensor> tensors_;
+};
+
+// The tensor of an optional input (a list of at most one), or null.
+inline absl::Status OptionalInput(tensorflow::OpKernelContext* ctx,
+                                  const char* name,
+                                  const tensorflow::Tensor** out) {
+  tensorflow::OpInputList list;
+  TF_RETURN_IF_ERROR(ctx->input_list(name, &list));
+  *out = list.size() == 0 ? nullptr : &list[0];
+  return absl::OkStatus();
+}
+
+// Allocates output `index` of `shape`, or an empty one where it is not wanted;
+// `*data` is its memory, or null.
+inline absl::Status OptionalOutput(tensorflow::OpKernelContext* ctx, int index,
+                                   bool wanted,
+                                   const tensorflow::TensorShape& shape,
+                                   void** data) {
+  tensorflow::Tensor* tensor = nullptr;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(
+      index, wanted ? shape : tensorflow::TensorShape({0}), &tensor));
+  *data = wanted ? tensor->data() : nullptr;
+  return absl::OkStatus();
+}
+
+inline absl::Status CheckShape(const char* name,
+                               const tensorflow::Tensor& tensor,
+                               const char* what,
+                               const tensorflow::TensorShape& expected) {
+  if (tensor.shape() == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      name, " must have the shape of ", what, ", ", expected.DebugString(),
+      ", got ", tensor.shape().DebugString()));
+}
+
+inline const void* DataOrNull(const tensorflow::Tensor* tensor) {
+  return tensor == nullptr ? nullptr : tensor->data();
+}
+
+}  // namespace tf_fused_ops
+
+#endif  // TFO_CC_KERNELS_KERNEL_UTIL_H_
