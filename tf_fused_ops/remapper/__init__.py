@@ -1,0 +1,6 @@
+"""The remapper: finds chains of stock ops in a graph and replaces them by fused ones."""
+
+from tf_fused_ops.remapper.report import Fusion, Refusal, Report
+from tf_fused_ops.remapper.rewriter import RemapOptions, remap_graph
+
+__all__ = ["Fusion", "Refusal", "RemapOptions", "Report", "remap_graph"]

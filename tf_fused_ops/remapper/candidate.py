@@ -1,0 +1,125 @@
+"""A proposed replacement and everything that can be said against it."""
+
+import dataclasses
+import functools
+
+from tf_fused_ops.remapper import kernels
+from tf_fused_ops.remapper.rules import Match, Rule
+
+
+@dataclasses.dataclass(frozen=True)
+class Backward:
+    """One gradient computation of a forward match.
+
+    Attributes:
+        nodes: The matched ops, inputs first.
+        dy: The gradient that comes in.
+        gradients: Operand name -> the gradient tensor that the graph computes.
+    """
+
+    nodes: tuple
+    dy: object
+    gradients: dict
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A forward match with the backward passes that are to be replaced along with it."""
+
+    rule: Rule
+    match: Match
+    backward: tuple
+    view: object
+
+    @functools.cached_property
+    def nodes(self):
+        """All ops to replace, forward first."""
+        ops = [*self.match.nodes, *(op for backward in self.backward for op in backward.nodes)]
+        return tuple(dict.fromkeys(ops))
+
+    @functools.cached_property
+    def _inside(self):
+        return set(self.nodes)
+
+    def wanted(self, backward):
+        """Returns the gradients of a backward pass that are used by anything but the replaced ops."""
+        return {name: t for name, t in backward.gradients.items() if self._used_outside(t)}
+
+    def controls(self, nodes):
+        """Returns the ops outside that some of the replaced ones have to wait for."""
+        found = (op for node in nodes for op in node.control_inputs if op not in self._inside)
+        return list(dict.fromkeys(found))
+
+    def objection(self):
+        """Returns why the replacement would not be equivalent, in words, or None."""
+        checks = (self._ranks, self._kernels, self._devices, self._preserved, self._control_edges)
+        for check in (*checks, self._leaks, self._cycles):
+            reason = check()
+            if reason:
+                return reason
+        return self.rule.check(self.match)
+
+    def _ranks(self):
+        for name, rank in self.rule.operands.items():
+            tensor = self.match.operands[name]
+            if tensor.shape.rank != rank:
+                return f"{name} {tensor.name} has rank {tensor.shape.rank}, not {rank}"
+        return None
+
+    def _kernels(self):
+        root = self.match.outputs["y"]
+        device = kernels.device_type(root.op.device)
+        for op_type in self.rule.fused_ops:
+            if not kernels.has_kernel(op_type, root.dtype, device):
+                return f"{op_type} has no {root.dtype.name} kernel on {device}"
+        return None
+
+    def _devices(self):
+        devices = sorted({op.device for op in self.nodes})
+        return f"the nodes are on different devices: {', '.join(devices)}" if len(devices) > 1 else None
+
+    def _preserved(self):
+        for op in self.nodes:
+            if "_grappler_do_not_remove" in op.node_def.attr:
+                return f"{op.name} is marked _grappler_do_not_remove"
+        return None
+
+    def _control_edges(self):
+        for op in self.nodes:
+            for user in op._control_outputs:
+                if user not in self._inside:
+                    return f"{user.name} has a control edge from {op.name}"
+        return None
+
+    def _leaks(self):
+        offered = [self.match.outputs, *(backward.gradients for backward in self.backward)]
+        replaced = {id(tensor) for tensors in offered for tensor in tensors.values()}
+        for op in self.nodes:
+            for tensor in op.outputs:
+                if id(tensor) in replaced:
+                    continue
+                if self.view.is_fetched(tensor):
+                    return f"{tensor.name} is an output of the graph"
+                for user, _ in self.view.consumers(tensor):
+                    if user not in self._inside:
+                        return f"{tensor.name} is also used by {user.name}"
+        return None
+
+    def _cycles(self):
+        gradients = [t for backward in self.backward for t in backward.gradients.values()]
+        after = self._users([*self.match.outputs.values(), *gradients])
+        before = [t.op for t in self.match.operands.values()] + self.controls(self.match.nodes)
+        if self.view.reaches(after, before):
+            return "its inputs depend on its outputs"
+        for backward in self.backward:
+            after = self._users(backward.gradients.values())
+            if self.view.reaches(after, [backward.dy.op, *self.controls(backward.nodes)]):
+                return "the incoming gradient depends on the outgoing ones"
+        return None
+
+    def _users(self, tensors):
+        users = (op for tensor in tensors for op, _ in self.view.consumers(tensor))
+        return {op for op in users if op not in self._inside}
+
+    def _used_outside(self, tensor):
+        return self.view.is_fetched(tensor) or bool(self._users([tensor]))

@@ -1,0 +1,208 @@
+"""An index over a TensorFlow graph: consumers, liveness, order and cached attributes.
+
+The matcher and the rewriter see a graph only through `GraphView`, which is kept up to date while nodes are replaced.
+"""
+
+import collections
+import inspect
+
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.framework import tensor_util
+
+# Attributes that say how an op runs, not what it computes.
+_INCIDENTAL_ATTRS = frozenset({"use_cudnn_on_gpu"})
+
+# Set where a custom gradient or gradient_override_map replaces the op's own gradient.
+GRADIENT = "_gradient_op_type"
+
+
+class GraphView:
+    """The live part of a graph: what the outputs and the stateful ops need.
+
+    Attributes:
+        graph: The tf.Graph.
+        position: Op -> place in one topological order; a replacement takes the place of a replaced op.
+    """
+
+    def __init__(self, graph, outputs):
+        """Indexes a graph.
+
+        Args:
+            graph: A tf.Graph.
+            outputs: The tensors (or ops) that leave the graph.
+        """
+        self.graph = graph
+        self.position = {}
+        self._fetched = {id(output) for output in outputs}
+        self._attrs = {}
+        self._constants = {}
+        self._removed = set()
+        self._by_type = collections.defaultdict(list)
+        self._consumers = collections.defaultdict(list)
+        self._sort()
+        self._initially_live = _live_ops(self.position, outputs)
+        for op in self.position:
+            if op in self._initially_live:
+                self._index(op)
+
+    def _sort(self):
+        self.position = {op: place for place, op in enumerate(_topological(self.graph.get_operations()))}
+
+    def _index(self, op):
+        self._by_type[op.type].append(op)
+        for port, tensor in enumerate(op.inputs):
+            self._consumers[id(tensor)].append((op, port))
+
+    def ops(self, op_type):
+        """Returns the live ops of a type."""
+        return [op for op in self._by_type.get(op_type, ()) if op not in self._removed]
+
+    def has(self, op_types):
+        """Returns whether the graph has ops of all these types."""
+        return all(op_type in self._by_type for op_type in op_types)
+
+    def is_removed(self, op):
+        """Returns whether an op has been replaced."""
+        return op in self._removed
+
+    def consumers(self, tensor):
+        """Returns the live (op, input port) pairs that read a tensor."""
+        return self._consumers.get(id(tensor), ())
+
+    def is_fetched(self, tensor):
+        """Returns whether the tensor leaves the graph."""
+        return id(tensor) in self._fetched
+
+    def is_used(self, tensor):
+        """Returns whether anything reads the tensor or it leaves the graph."""
+        return bool(self.consumers(tensor)) or self.is_fetched(tensor)
+
+    def attrs(self, op):
+        """Returns the attributes that decide what an op computes, as a dict of AttrValue protos."""
+        if op not in self._attrs:
+            self._attrs[op] = semantic_attrs(op)
+        return self._attrs[op]
+
+    def constant(self, tensor):
+        """Returns the value of a tensor made by a Const op, as an array, or None."""
+        op = tensor.op
+        if op.type != "Const":
+            return None
+        if op not in self._constants:
+            self._constants[op] = tensor_util.MakeNdarray(op.get_attr("value"))
+        return self._constants[op]
+
+    def remove(self, ops):
+        """Takes ops out of the index (not out of the graph)."""
+        self._removed.update(ops)
+        for op in ops:
+            for port, tensor in enumerate(op.inputs):
+                uses = self._consumers[id(tensor)]
+                if (op, port) in uses:
+                    uses.remove((op, port))
+
+    def adopt(self, op):
+        """Indexes a new op, and new ops that it reads, after its outputs have been given their users."""
+        for tensor in op.inputs:
+            if tensor.op not in self.position:
+                self.adopt(tensor.op)
+        self._index(op)
+        before = [tensor.op for tensor in op.inputs] + op.control_inputs
+        after = [user for tensor in op.outputs for user, _ in self.consumers(tensor)]
+        low = max((self.position[other] for other in before), default=-1)
+        high = min((self.position.get(other, low + 1) for other in after), default=low + 1)
+        if low < high:
+            self.position[op] = (low + high) / 2
+        else:
+            self._sort()
+
+    def reaches(self, starts, ends):
+        """Returns whether any of `ends` is, or depends on, any of `starts`."""
+        if not starts:
+            return False
+        floor = min(self.position[op] for op in starts)
+        stack, seen = list(ends), set()
+        while stack:
+            op = stack.pop()
+            if op in starts:
+                return True
+            if op not in seen and self.position[op] > floor:
+                seen.add(op)
+                stack.extend(tensor.op for tensor in op.inputs)
+                stack.extend(op.control_inputs)
+        return False
+
+    def leftovers(self, outputs):
+        """Returns the ops that the rewriting made superfluous and dead ops that read them, consumers first."""
+        ops = self.graph.get_operations()
+        live = _live_ops(ops, outputs)
+        left = self._initially_live - live
+        order = _topological(ops)
+        for op in order:
+            if op not in live and any(tensor.op in left for tensor in op.inputs):
+                left.add(op)
+        return [op for op in reversed(order) if op in left and op.type != "Placeholder"]
+
+    def redirect(self, old, new):
+        """Makes all live consumers of one tensor, and the graph's outputs, use another."""
+        for op, port in list(self.consumers(old)):
+            op._update_input(port, new)
+            self._consumers[id(new)].append((op, port))
+        self._consumers.pop(id(old), None)
+        if id(old) in self._fetched:
+            self._fetched.discard(id(old))
+            self._fetched.add(id(new))
+
+
+def semantic_attrs(op):
+    """Returns the attributes of an op that decide what it, or its gradient, computes."""
+    attrs = {}
+    for name, value in op.node_def.attr.items():
+        if name == GRADIENT:
+            attrs[name] = _gradient_identity(value.s.decode())
+        elif not name.startswith("_") and name not in _INCIDENTAL_ATTRS:
+            attrs[name] = value
+    return attrs
+
+
+def _gradient_identity(name):
+    """Returns what tells one overridden gradient from another: the code of a custom gradient, else its name."""
+    if not name.startswith("CustomGradient"):
+        return name
+    try:
+        wrapper = tf_ops.gradient_registry.lookup(name)
+        grad_fn = inspect.getclosurevars(inspect.getclosurevars(wrapper).nonlocals["tape_grad_fn"])
+        return grad_fn.nonlocals["grad_fn"].__code__
+    except (LookupError, AttributeError):
+        return name
+
+
+def _live_ops(ops, outputs):
+    """Returns the ops that outputs or side effects depend on."""
+    stack = [getattr(output, "op", output) for output in outputs]
+    stack += [op for op in ops if op._is_stateful]
+    live = set()
+    while stack:
+        op = stack.pop()
+        if op not in live:
+            live.add(op)
+            stack.extend(tensor.op for tensor in op.inputs)
+            stack.extend(op.control_inputs)
+    return live
+
+
+def _topological(ops):
+    """Sorts ops so that inputs come first; creation order already does unless a graph was rewritten before."""
+    order, seen = [], set()
+    for root in ops:
+        stack = [(root, False)]
+        while stack:
+            op, ready = stack.pop()
+            if ready:
+                order.append(op)
+            elif op not in seen:
+                seen.add(op)
+                stack.append((op, True))
+                stack.extend((tensor.op, False) for tensor in op.inputs if tensor.op not in seen)
+                stack.extend((other, False) for other in op.control_inputs if other not in seen)
+    return order

@@ -1,0 +1,209 @@
+"""Finds a pattern in a graph: depth-first unification that walks edges in both directions.
+
+Starting from one pair (pattern node, op), inputs are unified upwards and the remaining pattern nodes are looked for
+among the consumers of values that are already known. Output ports must agree exactly, commutative inputs are tried in
+every order, and constants must agree to within `_MAX_ULP` units in the last place.
+"""
+
+import dataclasses
+import itertools
+
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+
+from tf_fused_ops.remapper.graph import GRADIENT
+from tf_fused_ops.remapper.pattern import Literal, Operand, Port
+
+_MAX_ULP = 2
+# Beyond this many inputs a commutative op (AddN) is matched in the order given.
+_MAX_PERMUTED = 4
+
+
+@dataclasses.dataclass
+class Binding:
+    """What a pattern's nodes and operands stand for.
+
+    Attributes:
+        nodes: Pattern node index -> op.
+        operands: Operand name -> tensor.
+        constants: The Const ops that literals were compared with.
+        mismatch: In words, the one constant or attribute that differs, if a near miss was asked for.
+    """
+
+    nodes: dict = dataclasses.field(default_factory=dict)
+    operands: dict = dataclasses.field(default_factory=dict)
+    constants: frozenset = frozenset()
+    mismatch: str | None = None
+
+    def copy(self):
+        """Returns a copy that may be changed without changing this one."""
+        return Binding(dict(self.nodes), dict(self.operands), self.constants, self.mismatch)
+
+
+class Matcher:
+    """Matches one pattern against one graph."""
+
+    def __init__(self, pattern, view, allow_mismatch=False):
+        """Creates a matcher.
+
+        Args:
+            pattern: A Pattern.
+            view: A GraphView.
+            allow_mismatch: Whether to return, when nothing fits, a binding that is wrong in one
+                constant or attribute.
+        """
+        self._pattern = pattern
+        self._view = view
+        self._allow_mismatch = allow_mismatch
+
+    def match(self, op, names):
+        """Matches the pattern's anchor with an op.
+
+        Args:
+            op: The op that the anchor should stand for.
+            names: The pattern outputs whose nodes must all be found.
+
+        Returns:
+            A Binding or None.
+        """
+        todo = self._pattern.ancestors(names)
+        return self._best(self._bind(Binding(), self._pattern.anchor, op, [], todo))
+
+    def extend(self, binding, name, excluded=frozenset()):
+        """Adds the nodes of a further output to a binding.
+
+        Args:
+            binding: A Binding; left as it is.
+            name: A pattern output.
+            excluded: Ops that new nodes must not stand for.
+
+        Returns:
+            A Binding or None.
+        """
+        todo = self._pattern.ancestors([name]) - binding.nodes.keys()
+        known = set(binding.nodes)
+        for found in self._solve(binding, [], todo):
+            if not any(op in excluded for node, op in found.nodes.items() if node not in known):
+                return found
+        return None
+
+    def _best(self, bindings):
+        near_miss = None
+        for binding in bindings:
+            if binding.mismatch is None:
+                return binding
+            near_miss = near_miss or binding
+        return near_miss
+
+    def _solve(self, binding, agenda, todo):
+        """Yields bindings that satisfy all (pattern value, tensor) pairs and bind all nodes in todo."""
+        agenda = list(agenda)
+        while agenda:
+            value, tensor = agenda.pop()
+            if isinstance(value, Operand):
+                if binding.operands.setdefault(value.name, tensor) is not tensor:
+                    return
+            elif isinstance(value, Literal):
+                if not self._unify_literal(binding, value, tensor):
+                    return
+            elif tensor.value_index != value.port:
+                return
+            elif value.node in binding.nodes:
+                if binding.nodes[value.node] is not tensor.op:
+                    return
+            else:
+                yield from self._bind(binding, value.node, tensor.op, agenda, todo)
+                return
+        missing = [node for node in todo if node not in binding.nodes]
+        if not missing:
+            yield binding
+            return
+        for node, op in self._reachable(binding, missing):
+            yield from self._bind(binding, node, op, [], todo)
+
+    def _bind(self, binding, node, op, agenda, todo):
+        """Yields bindings in which a pattern node stands for an op."""
+        wanted = self._pattern.nodes[node]
+        if wanted.type != op.type or len(wanted.inputs) != len(op.inputs):
+            return
+        binding = binding.copy()
+        difference = self._difference(wanted, op)
+        if difference and not self._tolerate(binding, difference):
+            return
+        binding.nodes[node] = op
+        orders = [op.inputs]
+        if wanted.commutative and len(op.inputs) <= _MAX_PERMUTED:
+            orders = itertools.permutations(op.inputs)
+        for inputs in orders:
+            pairs = [*agenda, *zip(wanted.inputs, inputs, strict=True)]
+            if all(self._plausible(value, tensor) for value, tensor in pairs):
+                yield from self._solve(binding.copy(), pairs, todo)
+
+    def _plausible(self, value, tensor):
+        """Looks one op ahead, so that most wrong orders of commutative inputs are never entered."""
+        if isinstance(value, Port):
+            return tensor.op.type == self._pattern.nodes[value.node].type
+        return isinstance(value, Operand) or tensor.op.type == "Const"
+
+    def _reachable(self, binding, missing):
+        """Yields the candidates for the missing node that has the fewest."""
+        choices = []
+        for node in missing:
+            wanted = self._pattern.nodes[node]
+            for port, value in enumerate(wanted.inputs):
+                tensor = self._tensor(binding, value)
+                if tensor is None:
+                    continue
+                choices.append(
+                    [
+                        (node, op)
+                        for op, other in self._view.consumers(tensor)
+                        if op.type == wanted.type and (other == port or wanted.commutative)
+                    ]
+                )
+        return dict.fromkeys(min(choices, key=len, default=()))
+
+    def _tensor(self, binding, value):
+        if isinstance(value, Operand):
+            return binding.operands.get(value.name)
+        if isinstance(value, Port) and value.node in binding.nodes:
+            return binding.nodes[value.node].outputs[value.port]
+        return None
+
+    def _difference(self, wanted, op):
+        attrs = self._view.attrs(op)
+        if GRADIENT in attrs and GRADIENT not in wanted.attrs:
+            return f"the gradient of {op.name} is overridden"
+        for name, value in wanted.attrs.items():
+            if name not in attrs or attrs[name] != value:
+                return f"attribute {name} of {op.name} differs from what the rule stands for"
+        return None
+
+    def _unify_literal(self, binding, literal, tensor):
+        value = self._view.constant(tensor)
+        if value is None or value.shape != literal.value.shape or value.dtype != literal.value.dtype:
+            return False
+        if not same_constant(value, literal.value):
+            words = f"constant {tensor.op.name} is {value}, not {literal.value}"
+            if not self._tolerate(binding, words):
+                return False
+        binding.constants |= {tensor.op}
+        return True
+
+    def _tolerate(self, binding, words):
+        if not self._allow_mismatch or binding.mismatch is not None:
+            return False
+        binding.mismatch = words
+        return True
+
+
+def same_constant(a, b):
+    """Returns whether two arrays of one dtype and shape agree to within a few units in the last place."""
+    if np.array_equal(a, b):
+        return True
+    if not tf.as_dtype(a.dtype).is_floating:
+        return False
+    a, b, epsilon = a.astype(np.float64), b.astype(np.float64), float(ml_dtypes.finfo(a.dtype).eps)
+    ulp = epsilon * np.exp2(np.frexp(b)[1] - 1)
+    return bool(np.all(np.abs(a - b) <= _MAX_ULP * ulp))

@@ -1,0 +1,167 @@
+"""Patterns: what TensorFlow makes of a piece of stock code, obtained by tracing that code.
+
+A pattern is never written by hand. `trace` runs a Python function over placeholders and keeps the ops between the
+placeholders (operands) and the returned tensors (outputs), so a pattern follows whatever this TensorFlow emits.
+"""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import func_graph, tensor_util
+
+from tf_fused_ops.remapper.graph import semantic_attrs
+
+_COMMUTATIVE = frozenset({"Add", "AddV2", "AddN", "Mul", "Maximum", "Minimum", "SquaredDifference"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """A value that comes from outside the pattern."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Port:
+    """One output of a pattern node."""
+
+    node: int
+    port: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Literal:
+    """A constant."""
+
+    value: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class PatternNode:
+    """One op of a pattern.
+
+    Attributes:
+        type: The op type.
+        attrs: The attributes to compare, name -> AttrValue.
+        inputs: Operand, Port or Literal per input.
+        commutative: Whether the inputs may be permuted.
+    """
+
+    type: str
+    attrs: dict
+    inputs: tuple
+    commutative: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """A directed acyclic graph of ops with named operands and outputs.
+
+    Attributes:
+        nodes: PatternNodes, inputs first.
+        outputs: Name -> Port.
+        anchor: Index of the node at which a search begins.
+    """
+
+    nodes: tuple
+    outputs: dict
+    anchor: int
+
+    def ancestors(self, names):
+        """Returns the indices of all nodes that the named outputs need."""
+        needed = set()
+        stack = [self.outputs[name].node for name in names]
+        while stack:
+            node = stack.pop()
+            if node not in needed:
+                needed.add(node)
+                stack.extend(value.node for value in self.nodes[node].inputs if isinstance(value, Port))
+        return needed
+
+
+def trace(function, specs, anchor, free=()):
+    """Traces a function into a pattern.
+
+    Args:
+        function: Takes the operands by name and returns a dict of named output tensors; None entries are dropped.
+        specs: Operand name -> tf.TensorSpec.
+        anchor: The op type at which a search begins (its first occurrence).
+        free: (op type, attribute) pairs that a match may have any value of.
+
+    Returns:
+        A Pattern.
+    """
+    graph = func_graph.FuncGraph("pattern")
+    with graph.as_default():
+        operands = _placeholders(specs)
+        outputs = function(**operands)
+    return _extract(graph, operands, outputs, anchor, free)
+
+
+def trace_joint(function, specs, differentiable, anchor):
+    """Traces a function together with the gradient that autodiff makes of it.
+
+    Args:
+        function: As for `trace`; the output named "y" is differentiated.
+        specs: As for `trace`; every known dimension counts, because autodiff folds it into constants.
+        differentiable: Names of the operands to differentiate by.
+        anchor: As for `trace`.
+
+    Returns:
+        A Pattern with the further operand "dy" and an output "d_<operand>" per gradient that exists.
+    """
+
+    graph = func_graph.FuncGraph("pattern")
+    with graph.as_default():
+        operands = _placeholders(specs)
+        sources = {name: operands[name] for name in differentiable}
+        with tf.GradientTape() as tape:
+            tape.watch(list(sources.values()))
+            outputs = function(**operands)
+        dy = tf.compat.v1.placeholder(outputs["y"].dtype, outputs["y"].shape)
+        gradients = tape.gradient(outputs["y"], sources, output_gradients=dy)
+    outputs |= {f"d_{name}": gradient for name, gradient in gradients.items()}
+    return _extract(graph, operands | {"dy": dy}, outputs, anchor)
+
+
+def _placeholders(specs):
+    return {name: tf.compat.v1.placeholder(s.dtype, s.shape) for name, s in specs.items()}
+
+
+def _extract(graph, operands, outputs, anchor, free=()):
+    """Returns the pattern between operands and outputs of a traced graph."""
+    outputs = {name: tensor for name, tensor in outputs.items() if tensor is not None}
+    names = {id(tensor): name for name, tensor in operands.items()}
+    ops = _needed_ops(graph, outputs.values())
+    index = {op: i for i, op in enumerate(ops)}
+
+    def value(tensor):
+        if id(tensor) in names:
+            return Operand(names[id(tensor)])
+        if tensor.op.type == "Const":
+            return Literal(tensor_util.MakeNdarray(tensor.op.get_attr("value")))
+        return Port(index[tensor.op], tensor.value_index)
+
+    def attrs(op):
+        return {k: v for k, v in semantic_attrs(op).items() if (op.type, k) not in free}
+
+    return Pattern(
+        nodes=tuple(
+            PatternNode(op.type, attrs(op), tuple(map(value, op.inputs)), op.type in _COMMUTATIVE)
+            for op in ops
+        ),
+        outputs={name: value(tensor) for name, tensor in outputs.items()},
+        anchor=next(index[op] for op in ops if op.type == anchor),
+    )
+
+
+def _needed_ops(graph, outputs):
+    """Returns the ops between placeholders and outputs, inputs first, without constants."""
+    stack, needed = [tensor.op for tensor in outputs], set()
+    while stack:
+        op = stack.pop()
+        if op not in needed and op.type not in ("Placeholder", "Const"):
+            needed.add(op)
+            stack.extend(tensor.op for tensor in op.inputs)
+    return [op for op in graph.get_operations() if op in needed]
