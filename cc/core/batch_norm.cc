@@ -15,8 +15,9 @@ using std::int64_t;
 
 constexpr int64_t kReductionElements = 128 * 1024;  // of a reduction task
 constexpr int64_t kChunkElements = 64 * 1024;       // of an elementwise task
-constexpr int64_t kFoldedLanes = 128;               // narrower rows are folded to at least this
-constexpr int64_t kMinPlane = 16;                   // smaller planes are treated as interleaved
+constexpr int64_t kFoldedLanes =
+    128;                           // narrower rows are folded to at least this
+constexpr int64_t kMinPlane = 16;  // smaller planes are treated as interleaved
 constexpr int64_t kMaxChunkUnit = 256 * 1024;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -34,22 +35,25 @@ void PlanInterleaved(BatchNormPlan* p) {
   p->rows = p->outer / p->fold;
   p->tail = p->outer % p->fold * group;
   p->tile = p->width;
-  if (p->width > kMaxTileLanes) p->tile = kMaxTileLanes / (16 * p->inner) * 16 * p->inner;
+  if (p->width > kMaxTileLanes)
+    p->tile = kMaxTileLanes / (16 * p->inner) * 16 * p->inner;
   p->num_tiles = CeilDiv(p->width, p->tile);
-  const int64_t splits = std::min(Splits(p->outer * p->tile / p->fold), std::max<int64_t>(1, p->rows));
+  const int64_t splits = std::min(Splits(p->outer * p->tile / p->fold),
+                                  std::max<int64_t>(1, p->rows));
   p->rows_per_split = std::max<int64_t>(1, CeilDiv(p->rows, splits));
   p->num_splits = std::max<int64_t>(1, CeilDiv(p->rows, p->rows_per_split));
 }
 
 void PlanPlanes(BatchNormPlan* p) {
-  p->piece = CeilDiv(std::min(p->inner, kReductionElements), kPlaneLanes) * kPlaneLanes;
+  p->piece = CeilDiv(std::min(p->inner, kReductionElements), kPlaneLanes) *
+             kPlaneLanes;
   p->pieces_per_plane = CeilDiv(p->inner, p->piece);
   const int64_t per_channel = p->outer * p->inner;
   const int64_t pieces = p->outer * p->pieces_per_plane;
   p->pieces_per_split = CeilDiv(pieces, std::min(Splits(per_channel), pieces));
   p->num_splits = CeilDiv(pieces, p->pieces_per_split);
-  p->channels_per_task =
-      std::clamp<int64_t>(kReductionElements / std::max<int64_t>(1, per_channel), 1, p->channels);
+  p->channels_per_task = std::clamp<int64_t>(
+      kReductionElements / std::max<int64_t>(1, per_channel), 1, p->channels);
   p->num_channel_groups = CeilDiv(p->channels, p->channels_per_task);
 }
 
@@ -58,37 +62,36 @@ double Count(const BatchNormShape& shape) {
   return static_cast<double>(shape.outer) * static_cast<double>(shape.inner);
 }
 
+// What is not to be read may be anything, a NaN too.
+double Average(double momentum, double moving, double batch) {
+  return momentum == 0 ? batch : moving * momentum + batch * (1 - momentum);
+}
+
 template <class A>
-void Finalize(const BatchNormForwardArgs& args, const double* mean, const double* squares) {
+void Finalize(const BatchNormForwardArgs& args, const double* mean,
+              const double* squares) {
   const BatchNormShape& shape = args.apply.shape;
   const double count = Count(shape);
-  const double correction = args.unbiased && count > 1 ? count / (count - 1) : 1;
+  const double correction =
+      args.unbiased && count > 1 ? count / (count - 1) : 1;
   const A* moving_mean = static_cast<const A*>(args.moving_mean);
   const A* moving_variance = static_cast<const A*>(args.moving_variance);
   A* new_mean = static_cast<A*>(args.new_mean);
   A* new_variance = static_cast<A*>(args.new_variance);
   A* saved_mean = static_cast<A*>(args.saved_mean);
   A* saved_inv_std = static_cast<A*>(args.saved_inv_std);
-  const bool average = moving_mean != nullptr && args.momentum != 0;
   for (int64_t c = 0; c < shape.channels; ++c) {
-    double m, v;
-    if (!args.training) {
-      m = new_mean[c] = moving_mean[c];
-      v = new_variance[c] = moving_variance[c];
-    } else {
+    double m = moving_mean[c], v = moving_variance[c];
+    if (args.training && count > 0) {
       m = mean[c];
-      v = count > 0 ? squares[c] / count : 0;
-      if (count == 0 && moving_mean != nullptr) {
-        new_mean[c] = moving_mean[c];
-        new_variance[c] = moving_variance[c];
-      } else if (average) {
-        new_mean[c] = static_cast<A>(moving_mean[c] * args.momentum + m * (1 - args.momentum));
-        new_variance[c] =
-            static_cast<A>(moving_variance[c] * args.momentum + v * correction * (1 - args.momentum));
-      } else {
-        new_mean[c] = static_cast<A>(m);
-        new_variance[c] = static_cast<A>(v * correction);
-      }
+      v = squares[c] / count;
+      new_mean[c] = static_cast<A>(Average(args.momentum, moving_mean[c], m));
+      new_variance[c] = static_cast<A>(
+          Average(args.momentum, moving_variance[c], v * correction));
+    } else {
+      new_mean[c] = moving_mean[c];
+      new_variance[c] = moving_variance[c];
+      if (args.training) m = v = 0;
     }
     saved_mean[c] = static_cast<A>(m);
     saved_inv_std[c] = static_cast<A>(1 / std::sqrt(v + args.epsilon));
@@ -101,7 +104,8 @@ void FinalizeGradient(const BatchNormGradientArgs& args, const double* sum_dz,
   const A* inv_std = static_cast<const A*>(args.parameters.inv_std);
   for (int64_t c = 0; c < args.shape.channels; ++c) {
     static_cast<A*>(args.offset_grad)[c] = static_cast<A>(sum_dz[c]);
-    static_cast<A*>(args.scale_grad)[c] = static_cast<A>(sum_dz_x[c] * inv_std[c]);
+    static_cast<A*>(args.scale_grad)[c] =
+        static_cast<A>(sum_dz_x[c] * inv_std[c]);
   }
 }
 
@@ -127,15 +131,17 @@ BatchNormPlan PlanBatchNorm(const BatchNormShape& shape) {
   return p;
 }
 
-bool BatchNormForward(const BatchNormForwardArgs& args, const Parallel& parallel,
-                      const Scratch& scratch) {
-  const Kernels& kernels = ActiveKernels();
+bool BatchNormForward(const BatchNormForwardArgs& args,
+                      const Parallel& parallel, const Scratch& scratch) {
   const BatchNormShape& shape = args.apply.shape;
+  if (shape.channels == 0) return true;
+  const Kernels& kernels = ActiveKernels();
   double* mean = scratch.Allocate<double>(2 * shape.channels);
   if (mean == nullptr) return false;
   double* squares = mean + shape.channels;
   if (args.training &&
-      !kernels.batch_norm_moments(shape, args.apply.x, parallel, scratch, mean, squares)) {
+      !kernels.batch_norm_moments(shape, args.apply.x, parallel, scratch, mean,
+                                  squares)) {
     return false;
   }
   const bool is_double = shape.dtype == DType::kDouble;
@@ -146,17 +152,22 @@ bool BatchNormForward(const BatchNormForwardArgs& args, const Parallel& parallel
   return kernels.batch_norm_apply(apply, parallel, scratch);
 }
 
-bool BatchNormGradient(const BatchNormGradientArgs& args, const Parallel& parallel,
-                       const Scratch& scratch) {
-  const Kernels& kernels = ActiveKernels();
+bool BatchNormGradient(const BatchNormGradientArgs& args,
+                       const Parallel& parallel, const Scratch& scratch) {
   const BatchNormShape& shape = args.shape;
+  if (shape.channels == 0) return true;
+  const Kernels& kernels = ActiveKernels();
   double* sum_dz = scratch.Allocate<double>(2 * shape.channels);
   if (sum_dz == nullptr) return false;
   double* sum_dz_x = sum_dz + shape.channels;
-  if (!kernels.batch_norm_gradient_sums(args, parallel, scratch, sum_dz, sum_dz_x)) return false;
+  if (!kernels.batch_norm_gradient_sums(args, parallel, scratch, sum_dz,
+                                        sum_dz_x))
+    return false;
   const bool is_double = shape.dtype == DType::kDouble;
-  (is_double ? FinalizeGradient<double> : FinalizeGradient<float>)(args, sum_dz, sum_dz_x);
-  return kernels.batch_norm_gradient_apply(args, Count(shape), sum_dz, sum_dz_x, parallel, scratch);
+  (is_double ? FinalizeGradient<double> : FinalizeGradient<float>)(args, sum_dz,
+                                                                   sum_dz_x);
+  return kernels.batch_norm_gradient_apply(args, Count(shape), sum_dz, sum_dz_x,
+                                           parallel, scratch);
 }
 
 }  // namespace tfo

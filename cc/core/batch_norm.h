@@ -1,8 +1,10 @@
-// Batch normalisation with a side input and an activation: y = act((x - mean) * inv_std * scale + offset (+ side)).
+// Batch normalisation with a side input and an activation: y = act((x - mean) *
+// inv_std * scale + offset (+ side)).
 //
-// The statistics are a phase of their own, as is their use: BatchNormMoments and BatchNormApply forward,
-// BatchNormGradientSums and BatchNormGradientApply backward. BatchNormForward and BatchNormGradient run both on one
-// device. All results depend on shape and values only, never on the number of threads.
+// The statistics are a phase of their own, as is their use: BatchNormMoments
+// and BatchNormApply forward, BatchNormGradientSums and BatchNormGradientApply
+// backward. BatchNormForward and BatchNormGradient run both on one device. All
+// results depend on shape and values only, never on the number of threads.
 #ifndef TFO_CC_CORE_BATCH_NORM_H_
 #define TFO_CC_CORE_BATCH_NORM_H_
 
@@ -35,9 +37,10 @@ struct BatchNormApplyArgs {
   Activation activation;
   double alpha;
   const void* x;
-  const void* side;    // null: none
-  void* y;             // may be x or side
-  std::uint8_t* mask;  // null: not wanted; bit i tells whether element i of y is positive
+  const void* side;  // null: none
+  void* y;           // may be x or side
+  std::uint8_t*
+      mask;  // null: not wanted; bit i tells whether element i of y is positive
 };
 
 struct BatchNormGradientArgs {
@@ -57,10 +60,11 @@ struct BatchNormGradientArgs {
 };
 
 struct BatchNormForwardArgs {
-  BatchNormApplyArgs apply;   // parameters.mean and inv_std are set from saved_*
-  const void* moving_mean;      // null in training: the new moving averages are the batch's
-  const void* moving_variance;  // likewise
-  double epsilon, momentum;
+  BatchNormApplyArgs apply;  // parameters.mean and inv_std are set from saved_*
+  const void* moving_mean;
+  const void* moving_variance;
+  double epsilon;
+  double momentum;  // 0: the moving averages are not read
   bool training, unbiased;
   // [channels] of Accumulator<dtype>
   void* new_mean;
@@ -69,29 +73,36 @@ struct BatchNormForwardArgs {
   void* saved_inv_std;
 };
 
-// ---- Phases, one implementation per instruction set (see dispatch.h); false when scratch memory ran out --------
+// ---- Phases, one implementation per instruction set (see dispatch.h); false
+// when scratch memory ran out --------
 
-// Per channel: the mean of x, and the sum of squared deviations from it. Zero for an empty batch.
-using BatchNormMomentsFunction = bool(const BatchNormShape&, const void* x, const Parallel&,
-                                      const Scratch&, double* mean, double* sum_of_squares);
+// Per channel: the mean of x, and the sum of squared deviations from it. Zero
+// for an empty batch.
+using BatchNormMomentsFunction = bool(const BatchNormShape&, const void* x,
+                                      const Parallel&, const Scratch&,
+                                      double* mean, double* sum_of_squares);
 
-using BatchNormApplyFunction = bool(const BatchNormApplyArgs&, const Parallel&, const Scratch&);
+using BatchNormApplyFunction = bool(const BatchNormApplyArgs&, const Parallel&,
+                                    const Scratch&);
 
 // With dz = dy * act'(z): per channel, the sum of dz and of dz * (x - mean).
-using BatchNormGradientSumsFunction = bool(const BatchNormGradientArgs&, const Parallel&,
-                                           const Scratch&, double* sum_dz, double* sum_dz_x);
+using BatchNormGradientSumsFunction = bool(const BatchNormGradientArgs&,
+                                           const Parallel&, const Scratch&,
+                                           double* sum_dz, double* sum_dz_x);
 
 // x_grad and side_grad, from the sums over all `count` elements of a channel.
-using BatchNormGradientApplyFunction = bool(const BatchNormGradientArgs&, double count,
-                                            const double* sum_dz, const double* sum_dz_x,
+using BatchNormGradientApplyFunction = bool(const BatchNormGradientArgs&,
+                                            double count, const double* sum_dz,
+                                            const double* sum_dz_x,
                                             const Parallel&, const Scratch&);
 
-// ---- Both phases, on the active instruction set; false when scratch memory ran out ------------------------------
+// ---- Both phases, on the active instruction set; false when scratch memory
+// ran out ------------------------------
 
-bool BatchNormForward(const BatchNormForwardArgs& args, const Parallel& parallel,
-                      const Scratch& scratch);
-bool BatchNormGradient(const BatchNormGradientArgs& args, const Parallel& parallel,
-                       const Scratch& scratch);
+bool BatchNormForward(const BatchNormForwardArgs& args,
+                      const Parallel& parallel, const Scratch& scratch);
+bool BatchNormGradient(const BatchNormGradientArgs& args,
+                       const Parallel& parallel, const Scratch& scratch);
 
 }  // namespace tfo
 

@@ -20,7 +20,8 @@ struct Apply {
 
   void operator()(int64_t chunk, int /*worker*/) const {
     const int64_t begin = chunk * plan.chunk;
-    const int64_t end = Min(begin + plan.chunk, plan.outer * plan.channels * plan.inner);
+    const int64_t end =
+        Min(begin + plan.chunk, plan.outer * plan.channels * plan.inner);
     const bool whole = activate == nullptr && args.mask == nullptr;
     const int64_t step = whole ? plan.chunk : kBufferElements;
     for (int64_t at = begin; at < end; at += step) {
@@ -32,22 +33,24 @@ struct Apply {
       } else {
         Normalize<false>(at, stop, y() + at);
       }
-      if (args.mask != nullptr) PackMask(y() + at, stop - at, args.mask + at / 8);
+      if (args.mask != nullptr)
+        PackMask(y() + at, stop - at, args.mask + at / 8);
     }
   }
 
   template <bool kRelu, class Out>
   void Normalize(int64_t begin, int64_t end, Out* out) const {
-    ForDenseRows(plan, columns, begin, end,
-                 [&](int64_t at, int64_t rows, int64_t width, const Columns<A>& local) {
-                   if (side() != nullptr) {
-                     ApplyRows<kRelu, true>(x() + at, side() + at, rows, width, width, width, local,
-                                            out + (at - begin));
-                   } else {
-                     ApplyRows<kRelu, false>(x() + at, x(), rows, width, width, width, local,
-                                             out + (at - begin));
-                   }
-                 });
+    ForDenseRows(
+        plan, columns, begin, end,
+        [&](int64_t at, int64_t rows, int64_t width, const Columns<A>& local) {
+          if (side() != nullptr) {
+            ApplyRows<kRelu, true>(x() + at, side() + at, rows, width, width,
+                                   width, local, out + (at - begin));
+          } else {
+            ApplyRows<kRelu, false>(x() + at, x(), rows, width, width, width,
+                                    local, out + (at - begin));
+          }
+        });
   }
 
   void ActivatePart(int64_t begin, int64_t end) const {
@@ -58,7 +61,8 @@ struct Apply {
       activate(buffer, end - begin, alpha);
       ForColumns<A>(end - begin, [&](int64_t j, auto partial, int n) {
         constexpr bool kPartial = decltype(partial)::value;
-        StoreColumns<kPartial>(y() + begin + j, LoadColumns<kPartial>(buffer + j, n), n);
+        StoreColumns<kPartial>(y() + begin + j,
+                               LoadColumns<kPartial>(buffer + j, n), n);
       });
     } else {
       Normalize<false>(begin, end, y() + begin);
@@ -81,10 +85,11 @@ bool BatchNormApply(const BatchNormApplyArgs& args, const Parallel& parallel,
     Columns<A> columns;
     if (!AllocateColumns(plan, scratch, &columns)) return false;
     SetColumns(plan, args.parameters, columns);
-    const bool direct =
-        args.activation == Activation::kNone || args.activation == Activation::kRelu;
-    Apply<T> apply{args, plan, columns,
-                         direct ? nullptr : ArrayActivation<false, A>(args.activation)};
+    const bool direct = args.activation == Activation::kNone ||
+                        args.activation == Activation::kRelu;
+    Apply<T> apply{
+        args, plan, columns,
+        direct ? nullptr : ArrayActivation<false, A>(args.activation)};
     ParallelFor(parallel, plan.num_chunks, plan.chunk, apply);
     return true;
   });

@@ -1,4 +1,5 @@
-// Per-column parameters of batch normalisation, and elementwise passes that use them.
+// Per-column parameters of batch normalisation, and elementwise passes that use
+// them.
 #ifndef TFO_CC_CORE_BATCH_NORM_COLUMNS_H_
 #define TFO_CC_CORE_BATCH_NORM_COLUMNS_H_
 
@@ -11,13 +12,15 @@
 namespace tfo::TFO_ISA {
 namespace {
 
-// Elements whose pre-activations or slopes wait in a buffer in the first-level cache. Multiple of 64, and at least a
-// row of any reduction task.
+// Elements whose pre-activations or slopes wait in a buffer in the first-level
+// cache. Multiple of 64, and at least a row of any reduction task.
 constexpr int64_t kBufferElements = 2048;
 
-// Parameters in scratch memory: a value per column where channels are interleaved, a value per channel for planes.
+// Parameters in scratch memory: a value per column where channels are
+// interleaved, a value per channel for planes.
 template <class A>
-bool AllocateColumns(const BatchNormPlan& plan, const Scratch& scratch, Columns<A>* columns) {
+bool AllocateColumns(const BatchNormPlan& plan, const Scratch& scratch,
+                     Columns<A>* columns) {
   const int64_t n = PaddedLanes(plan.planes ? plan.channels : plan.width);
   A* at = scratch.Allocate<A>(5 * n);
   if (at == nullptr) return false;
@@ -26,7 +29,8 @@ bool AllocateColumns(const BatchNormPlan& plan, const Scratch& scratch, Columns<
   return true;
 }
 
-// Calls set(column, channel) for every column (for planes: once for every channel).
+// Calls set(column, channel) for every column (for planes: once for every
+// channel).
 template <class Set>
 TFO_INLINE void ForColumnChannels(const BatchNormPlan& plan, const Set& set) {
   if (plan.planes) {
@@ -42,7 +46,8 @@ TFO_INLINE void ForColumnChannels(const BatchNormPlan& plan, const Set& set) {
 }
 
 template <class A>
-void SetColumns(const BatchNormPlan& plan, const BatchNormParameters& parameters,
+void SetColumns(const BatchNormPlan& plan,
+                const BatchNormParameters& parameters,
                 const Columns<A>& columns) {
   const A* mean = static_cast<const A*>(parameters.mean);
   const A* inv_std = static_cast<const A*>(parameters.inv_std);
@@ -55,13 +60,16 @@ void SetColumns(const BatchNormPlan& plan, const BatchNormParameters& parameters
   });
 }
 
-// The parameters of the rows at hand: columns of the scratch arrays or, for planes, one channel's on all lanes.
+// The parameters of the rows at hand: columns of the scratch arrays or, for
+// planes, one channel's on all lanes.
 template <class A>
 class LocalColumns {
  public:
-  Columns<A> Of(const BatchNormPlan& plan, const Columns<A>& all, int64_t column) {
+  Columns<A> Of(const BatchNormPlan& plan, const Columns<A>& all,
+                int64_t column) {
     if (!plan.planes) return all.At(column);
-    A* const from[5] = {all.mean, all.scale, all.offset, all.dz_mean, all.dz_x_mean};
+    A* const from[5] = {all.mean, all.scale, all.offset, all.dz_mean,
+                        all.dz_x_mean};
     for (int i = 0; i < 5; ++i) Fill(lanes_[i], kPlaneLanes, from[i][column]);
     return {lanes_[0], lanes_[1], lanes_[2], lanes_[3], lanes_[4]};
   }
@@ -70,10 +78,11 @@ class LocalColumns {
   alignas(64) A lanes_[5][kPlaneLanes];
 };
 
-// Calls body(first_element, rows, width, columns) over the elements [begin, end): dense rows that share their columns.
+// Calls body(first_element, rows, width, columns) over the elements [begin,
+// end): dense rows that share their columns.
 template <class A, class Body>
-TFO_INLINE void ForDenseRows(const BatchNormPlan& plan, const Columns<A>& all, int64_t begin,
-                             int64_t end, const Body& body) {
+TFO_INLINE void ForDenseRows(const BatchNormPlan& plan, const Columns<A>& all,
+                             int64_t begin, int64_t end, const Body& body) {
   LocalColumns<A> local;
   while (begin < end) {
     if (plan.planes) {
@@ -88,7 +97,8 @@ TFO_INLINE void ForDenseRows(const BatchNormPlan& plan, const Columns<A>& all, i
     } else {
       const int64_t column = begin % plan.width;
       const int64_t whole = column == 0 ? (end - begin) / plan.width : 0;
-      const int64_t width = whole > 0 ? plan.width : Min(end - begin, plan.width - column);
+      const int64_t width =
+          whole > 0 ? plan.width : Min(end - begin, plan.width - column);
       const int64_t rows = whole > 0 ? whole : 1;
       body(begin, rows, width, all.At(column));
       begin += rows * width;
@@ -106,15 +116,18 @@ void ActivateArray(A* values, int64_t n, A alpha) {
     const Vec<A> a = Splat(alpha);
     if constexpr (!kSlope) {
       return F::template Value<kActivation>(z, a);
-    } else if constexpr (kActivation <= Activation::kTanh && kActivation != Activation::kLeakyRelu) {
-      return F::template Slope<kActivation>(F::template Value<kActivation>(z, a), a);
+    } else if constexpr (kActivation <= Activation::kTanh &&
+                         kActivation != Activation::kLeakyRelu) {
+      return F::template Slope<kActivation>(
+          F::template Value<kActivation>(z, a), a);
     } else {
       return F::template Slope<kActivation>(z, a);
     }
   };
   ForColumns<A>(n, [&](int64_t j, auto partial, int count) {
     constexpr bool kPartial = decltype(partial)::value;
-    StoreColumns<kPartial>(values + j, act(LoadColumns<kPartial>(values + j, count)), count);
+    StoreColumns<kPartial>(
+        values + j, act(LoadColumns<kPartial>(values + j, count)), count);
   });
 }
 

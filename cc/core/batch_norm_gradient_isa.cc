@@ -1,11 +1,13 @@
-// The gradients of y = act((x - mean) * inv_std * scale + offset (+ side)): sums per channel, then x_grad and side_grad.
+// The gradients of y = act((x - mean) * inv_std * scale + offset (+ side)):
+// sums per channel, then x_grad and side_grad.
 #include "cc/core/batch_norm_columns.h"
 #include "cc/core/batch_norm_mask.h"
 
 namespace tfo::TFO_ISA {
 namespace {
 
-constexpr int64_t kBlock = 128;  // rows summed in the accumulator's type before they are added in float64
+constexpr int64_t kBlock = 128;  // rows summed in the accumulator's type before
+                                 // they are added in float64
 
 template <class T>
 struct Gradient {
@@ -14,13 +16,15 @@ struct Gradient {
   const BatchNormGradientArgs& args;
   const BatchNormPlan& plan;
   Columns<A> columns;
-  ArrayFunction<A>* slope;  // null where the mask, or no buffer at all, gives the slopes
+  ArrayFunction<A>*
+      slope;  // null where the mask, or no buffer at all, gives the slopes
 
   const T* x() const { return static_cast<const T*>(args.x); }
   const T* dy() const { return static_cast<const T*>(args.dy); }
   const T* side() const { return static_cast<const T*>(args.side); }
 
-  // The slopes of rows * width <= kBufferElements elements, `width` of them a row.
+  // The slopes of rows * width <= kBufferElements elements, `width` of them a
+  // row.
   void Slopes(int64_t offset, int64_t rows, int64_t stride, int64_t width,
               const Columns<A>& local, A* to) const {
     if (args.mask != nullptr) {
@@ -30,9 +34,11 @@ struct Gradient {
       return;
     }
     if (side() != nullptr) {
-      ApplyRows<false, true>(x() + offset, side() + offset, rows, stride, width, width, local, to);
+      ApplyRows<false, true>(x() + offset, side() + offset, rows, stride, width,
+                             width, local, to);
     } else {
-      ApplyRows<false, false>(x() + offset, x(), rows, stride, width, width, local, to);
+      ApplyRows<false, false>(x() + offset, x(), rows, stride, width, width,
+                              local, to);
     }
     slope(to, rows * width, static_cast<A>(args.alpha));
   }
@@ -60,8 +66,9 @@ class GradientReducer {
         n = Min(n, kBufferElements / width);
         context_.Slopes(offset, n, stride, width, columns_, slopes_);
       }
-      GradientSumRows<kSlope>(context_.dy() + offset, context_.x() + offset, slopes_, n, stride,
-                              width, columns_, block_, block_x_);
+      GradientSumRows<kSlope>(context_.dy() + offset, context_.x() + offset,
+                              slopes_, n, stride, width, columns_, block_,
+                              block_x_);
       in_block_ += n;
       offset += n * stride;
       rows -= n;
@@ -69,12 +76,14 @@ class GradientReducer {
     }
   }
 
-  void Finish(int64_t fold, int64_t group, int64_t inner, double* sum, double* sum_x) {
+  void Finish(int64_t fold, int64_t group, int64_t inner, double* sum,
+              double* sum_x) {
     Flush();
     for (int64_t c = 0; c < group / inner; ++c) {
       double total = 0, total_x = 0;
       for (int64_t g = 0; g < fold; ++g) {
-        for (int64_t j = g * group + c * inner; j < g * group + (c + 1) * inner; ++j) {
+        for (int64_t j = g * group + c * inner; j < g * group + (c + 1) * inner;
+             ++j) {
           total += sum_[j];
           total_x += sum_x_[j];
         }
@@ -114,9 +123,11 @@ struct GradientApply {
 
   void operator()(int64_t chunk, int /*worker*/) const {
     if (context.args.training) {
-      context.args.side_grad != nullptr ? Run<true, true>(chunk) : Run<true, false>(chunk);
+      context.args.side_grad != nullptr ? Run<true, true>(chunk)
+                                        : Run<true, false>(chunk);
     } else {
-      context.args.side_grad != nullptr ? Run<false, true>(chunk) : Run<false, false>(chunk);
+      context.args.side_grad != nullptr ? Run<false, true>(chunk)
+                                        : Run<false, false>(chunk);
     }
   }
 
@@ -126,17 +137,21 @@ struct GradientApply {
     T* x_grad = static_cast<T*>(context.args.x_grad);
     T* side_grad = static_cast<T*>(context.args.side_grad);
     const int64_t begin = chunk * plan.chunk;
-    const int64_t end = Min(begin + plan.chunk, plan.outer * plan.channels * plan.inner);
+    const int64_t end =
+        Min(begin + plan.chunk, plan.outer * plan.channels * plan.inner);
     constexpr bool kBuffer = kSlope == SlopeKind::kBuffer;
     const int64_t step = kBuffer ? kBufferElements : plan.chunk;
     alignas(64) A slopes[kBuffer ? kBufferElements : 1];
     for (int64_t from = begin; from < end; from += step) {
       ForDenseRows(plan, context.columns, from, Min(from + step, end),
-                   [&](int64_t at, int64_t rows, int64_t width, const Columns<A>& local) {
-                     if constexpr (kBuffer) context.Slopes(at, rows, width, width, local, slopes);
+                   [&](int64_t at, int64_t rows, int64_t width,
+                       const Columns<A>& local) {
+                     if constexpr (kBuffer)
+                       context.Slopes(at, rows, width, width, local, slopes);
                      GradientRows<kSlope, kCentered, kSide>(
-                         context.dy() + at, context.x() + at, slopes, rows, width, local,
-                         x_grad + at, kSide ? side_grad + at : nullptr);
+                         context.dy() + at, context.x() + at, slopes, rows,
+                         width, local, x_grad + at,
+                         kSide ? side_grad + at : nullptr);
                    });
     }
   }
@@ -144,11 +159,13 @@ struct GradientApply {
 
 SlopeKind SlopeKindOf(const BatchNormGradientArgs& args) {
   if (args.activation == Activation::kNone) return SlopeKind::kOne;
-  const bool from_x = args.activation == Activation::kRelu && !args.mask && !args.side;
+  const bool from_x =
+      args.activation == Activation::kRelu && !args.mask && !args.side;
   return from_x ? SlopeKind::kRelu : SlopeKind::kBuffer;
 }
 
-// Calls body(context, Kind) with the columns' parameters set, Kind::value being the SlopeKind.
+// Calls body(context, Kind) with the columns' parameters set, Kind::value being
+// the SlopeKind.
 template <SlopeKind K>
 struct Kind {
   static constexpr SlopeKind value = K;
@@ -163,7 +180,8 @@ bool WithGradient(const BatchNormGradientArgs& args, const BatchNormPlan& plan,
     Columns<A> columns;
     if (!AllocateColumns(plan, scratch, &columns)) return false;
     SetColumns(plan, args.parameters, columns);
-    const Gradient<T> context{args, plan, columns, ArrayActivation<true, A>(args.activation)};
+    const Gradient<T> context{args, plan, columns,
+                              ArrayActivation<true, A>(args.activation)};
     switch (SlopeKindOf(args)) {
       case SlopeKind::kOne:
         body(context, storage, Kind<SlopeKind::kOne>{});
@@ -183,8 +201,9 @@ bool WithGradient(const BatchNormGradientArgs& args, const BatchNormPlan& plan,
 BatchNormGradientSumsFunction BatchNormGradientSums;
 BatchNormGradientApplyFunction BatchNormGradientApply;
 
-bool BatchNormGradientSums(const BatchNormGradientArgs& args, const Parallel& parallel,
-                           const Scratch& scratch, double* sum_dz, double* sum_dz_x) {
+bool BatchNormGradientSums(const BatchNormGradientArgs& args,
+                           const Parallel& parallel, const Scratch& scratch,
+                           double* sum_dz, double* sum_dz_x) {
   const BatchNormPlan plan = PlanBatchNorm(args.shape);
   const int64_t channels = plan.channels;
   Fill(sum_dz, channels, 0.0);
@@ -193,9 +212,10 @@ bool BatchNormGradientSums(const BatchNormGradientArgs& args, const Parallel& pa
   double* sums = scratch.Allocate<double>(2 * plan.num_splits * channels);
   if (sums == nullptr) return false;
   double* sums_x = sums + plan.num_splits * channels;
-  const bool done =
-      WithGradient(args, plan, scratch, [&](const auto& context, auto storage, auto kind) {
-        using Reducer = GradientReducer<typename decltype(storage)::type, decltype(kind)::value>;
+  const bool done = WithGradient(
+      args, plan, scratch, [&](const auto& context, auto storage, auto kind) {
+        using Reducer = GradientReducer<typename decltype(storage)::type,
+                                        decltype(kind)::value>;
         Reduce<Reducer>(plan, context, sums, sums_x, parallel);
       });
   for (int64_t split = 0; split < plan.num_splits; ++split) {
@@ -207,23 +227,25 @@ bool BatchNormGradientSums(const BatchNormGradientArgs& args, const Parallel& pa
   return done;
 }
 
-bool BatchNormGradientApply(const BatchNormGradientArgs& args, double count, const double* sum_dz,
-                            const double* sum_dz_x, const Parallel& parallel,
-                            const Scratch& scratch) {
+bool BatchNormGradientApply(const BatchNormGradientArgs& args, double count,
+                            const double* sum_dz, const double* sum_dz_x,
+                            const Parallel& parallel, const Scratch& scratch) {
   const BatchNormPlan plan = PlanBatchNorm(args.shape);
   if (plan.num_chunks == 0) return true;
-  return WithGradient(args, plan, scratch, [&](const auto& context, auto storage, auto kind) {
-    using T = typename decltype(storage)::type;
-    using A = Accumulator<T>;
-    const A* inv_std = static_cast<const A*>(args.parameters.inv_std);
-    ForColumnChannels(plan, [&](int64_t j, int64_t c) {
-      const double r = inv_std[c];
-      context.columns.dz_mean[j] = static_cast<A>(sum_dz[c] / count);
-      context.columns.dz_x_mean[j] = static_cast<A>(sum_dz_x[c] * r * r / count);
-    });
-    GradientApply<T, decltype(kind)::value> apply{context};
-    ParallelFor(parallel, plan.num_chunks, plan.chunk, apply);
-  });
+  return WithGradient(
+      args, plan, scratch, [&](const auto& context, auto storage, auto kind) {
+        using T = typename decltype(storage)::type;
+        using A = Accumulator<T>;
+        const A* inv_std = static_cast<const A*>(args.parameters.inv_std);
+        ForColumnChannels(plan, [&](int64_t j, int64_t c) {
+          const double r = inv_std[c];
+          context.columns.dz_mean[j] = static_cast<A>(sum_dz[c] / count);
+          context.columns.dz_x_mean[j] =
+              static_cast<A>(sum_dz_x[c] * r * r / count);
+        });
+        GradientApply<T, decltype(kind)::value> apply{context};
+        ParallelFor(parallel, plan.num_chunks, plan.chunk, apply);
+      });
 }
 
 }  // namespace tfo::TFO_ISA

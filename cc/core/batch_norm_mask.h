@@ -1,4 +1,5 @@
-// One bit an element: whether the relu lets it through. Bit i % 8 of byte i / 8.
+// One bit an element: whether the relu lets it through. Bit i % 8 of byte i
+// / 8.
 #ifndef TFO_CC_CORE_BATCH_NORM_MASK_H_
 #define TFO_CC_CORE_BATCH_NORM_MASK_H_
 
@@ -25,19 +26,22 @@ TFO_INLINE std::uint64_t PositiveBits(V v) {
   }
 #else
   std::uint64_t bits = 0;
-  for (unsigned i = 0; i < sizeof(v) / sizeof(v[0]); ++i) bits |= std::uint64_t{v[i] > 0} << i;
+  for (unsigned i = 0; i < sizeof(v) / sizeof(v[0]); ++i)
+    bits |= std::uint64_t{v[i] > 0} << i;
   return bits;
 #endif
 }
 
-// mask = (y > 0), beginning with a whole byte; the bits that fill up the last byte are zero.
+// mask = (y > 0), beginning with a whole byte; the bits that fill up the last
+// byte are zero.
 template <class T>
 void PackMask(const T* y, int64_t n, std::uint8_t* mask) {
   using A = Accumulator<T>;
   std::uint64_t word = 0;
   int filled = 0;
   ForColumns<A>(n, [&](int64_t j, auto partial, int count) {
-    word |= PositiveBits(LoadColumns<decltype(partial)::value>(y + j, count)) << filled;
+    word |= PositiveBits(LoadColumns<decltype(partial)::value>(y + j, count))
+            << filled;
     filled += count;
     if (filled == 64) {
       __builtin_memcpy(mask, &word, 8);
@@ -46,7 +50,8 @@ void PackMask(const T* y, int64_t n, std::uint8_t* mask) {
       filled = 0;
     }
   });
-  for (; filled > 0; filled -= 8, word >>= 8) *mask++ = static_cast<std::uint8_t>(word);
+  for (; filled > 0; filled -= 8, word >>= 8)
+    *mask++ = static_cast<std::uint8_t>(word);
 }
 
 // to[i] = bit first + i of the mask, as 0 or 1.
@@ -62,8 +67,12 @@ void UnpackMask(const std::uint8_t* mask, int64_t first, int64_t n, A* to) {
     if (bytes > 1) word |= static_cast<unsigned>(from[1]) << 8;
     if (bytes > 2) word |= static_cast<unsigned>(from[2]) << 16;
     const IntVec<A> bits =
-        ((IntVec<A>{} + static_cast<typename IntegerOf<A>::type>(word >> skip)) >> lane) & 1;
-    StoreColumns<decltype(partial)::value>(to + j, __builtin_convertvector(bits, Vec<A>), count);
+        ((IntVec<A>{} +
+          static_cast<typename IntegerOf<A>::type>(word >> skip)) >>
+         lane) &
+        1;
+    StoreColumns<decltype(partial)::value>(
+        to + j, __builtin_convertvector(bits, Vec<A>), count);
   });
 }
 

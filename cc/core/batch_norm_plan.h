@@ -1,10 +1,15 @@
-// How batch normalisation cuts a tensor into tasks: from the shape only, so that results do not depend on threads.
+// How batch normalisation cuts a tensor into tasks: from the shape only, so
+// that results do not depend on threads.
 //
-// Lanes. Reductions keep one accumulator per *lane* and merge the lanes of a channel at the end.
-//  - Interleaved (channels last, or tiny planes): the tensor is a dense matrix whose rows are `fold` times
-//    [channels, inner], `fold` chosen so that a few channels still fill vectors. A lane is a column; lane j belongs to
-//    channel (j / inner) % channels. The last row may be partial: it has `tail` columns.
-//  - Planes (channels first): each plane of `inner` elements is rows of kPlaneLanes elements, all of one channel.
+// Lanes. Reductions keep one accumulator per *lane* and merge the lanes of a
+// channel at the end.
+//  - Interleaved (channels last, or tiny planes): the tensor is a dense matrix
+//  whose rows are `fold` times
+//    [channels, inner], `fold` chosen so that a few channels still fill
+//    vectors. A lane is a column; lane j belongs to channel (j / inner) %
+//    channels. The last row may be partial: it has `tail` columns.
+//  - Planes (channels first): each plane of `inner` elements is rows of
+//  kPlaneLanes elements, all of one channel.
 #ifndef TFO_CC_CORE_BATCH_NORM_PLAN_H_
 #define TFO_CC_CORE_BATCH_NORM_PLAN_H_
 
@@ -31,14 +36,16 @@ struct BatchNormPlan {
   std::int64_t num_tiles;
   std::int64_t rows_per_split;
 
-  // Planes: a plane is read in pieces, a task sums some pieces of some channels.
+  // Planes: a plane is read in pieces, a task sums some pieces of some
+  // channels.
   std::int64_t piece;
   std::int64_t pieces_per_plane;
   std::int64_t pieces_per_split;
   std::int64_t channels_per_task;
   std::int64_t num_channel_groups;
 
-  // Parts into which the reduction of each channel is cut; their results are merged in order.
+  // Parts into which the reduction of each channel is cut; their results are
+  // merged in order.
   std::int64_t num_splits;
 
   // Elementwise passes: consecutive elements per task, a multiple of 64.
@@ -49,7 +56,9 @@ struct BatchNormPlan {
 BatchNormPlan PlanBatchNorm(const BatchNormShape& shape);
 
 // Length of per-lane arrays: a whole vector may be read at any lane.
-constexpr std::int64_t PaddedLanes(std::int64_t lanes) { return (lanes + 31) / 16 * 16; }
+constexpr std::int64_t PaddedLanes(std::int64_t lanes) {
+  return (lanes + 31) / 16 * 16;
+}
 
 }  // namespace tfo
 

@@ -1,4 +1,5 @@
-// Sums over the elements of each channel: lanes, tasks and splits as BatchNormPlan cuts them.
+// Sums over the elements of each channel: lanes, tasks and splits as
+// BatchNormPlan cuts them.
 #ifndef TFO_CC_CORE_BATCH_NORM_REDUCE_H_
 #define TFO_CC_CORE_BATCH_NORM_REDUCE_H_
 
@@ -22,7 +23,8 @@ TFO_INLINE void Fill(A* to, int64_t n, A value) {
   for (int64_t i = 0; i < n; ++i) to[i] = value;
 }
 
-// Element of [inner] planes at which a split begins, counted within its channel.
+// Element of [inner] planes at which a split begins, counted within its
+// channel.
 TFO_INLINE int64_t SplitBegin(const BatchNormPlan& p, int64_t split) {
   if (p.planes) {
     const int64_t piece =
@@ -35,9 +37,11 @@ TFO_INLINE int64_t SplitBegin(const BatchNormPlan& p, int64_t split) {
 }
 
 // A Reducer takes rows of lanes and gives two numbers per channel:
-//   Reducer(context, lanes, column)                 lanes are columns [column, column + lanes), or those of one plane
-//   Add(offset, rows, stride, width)                rows of `width` lanes; fewer than `lanes` in a partial row
-//   Finish(fold, group, inner, first, second)       merges lanes: fold groups of `group`, then `inner` neighbours
+//   Reducer(context, lanes, column)                 lanes are columns [column,
+//   column + lanes), or those of one plane Add(offset, rows, stride, width)
+//   rows of `width` lanes; fewer than `lanes` in a partial row Finish(fold,
+//   group, inner, first, second)       merges lanes: fold groups of `group`,
+//   then `inner` neighbours
 // Results go to first[split][channel] and second[split][channel].
 template <class Reducer>
 struct Reduction {
@@ -68,16 +72,18 @@ struct Reduction {
       reducer.Add(plan.rows * plan.width, 1, plan.width, plan.tail);
     }
     const int64_t to = split * plan.channels + column / plan.inner;
-    reducer.Finish(plan.fold, lanes / plan.fold, plan.inner, first + to, second + to);
+    reducer.Finish(plan.fold, lanes / plan.fold, plan.inner, first + to,
+                   second + to);
   }
 
   void Planes(int64_t task) const {
     const int64_t split = task / plan.num_channel_groups;
-    const int64_t begin = task % plan.num_channel_groups * plan.channels_per_task;
+    const int64_t begin =
+        task % plan.num_channel_groups * plan.channels_per_task;
     const int64_t end = Min(begin + plan.channels_per_task, plan.channels);
     const int64_t first_piece = split * plan.pieces_per_split;
-    const int64_t last_piece =
-        Min(first_piece + plan.pieces_per_split, plan.outer * plan.pieces_per_plane);
+    const int64_t last_piece = Min(first_piece + plan.pieces_per_split,
+                                   plan.outer * plan.pieces_per_plane);
     for (int64_t c = begin; c < end; ++c) {
       Reducer reducer(context, kPlaneLanes, c);
       for (int64_t i = first_piece; i < last_piece; ++i) {
@@ -88,7 +94,8 @@ struct Reduction {
         const int64_t rows = length / kPlaneLanes;
         if (rows > 0) reducer.Add(offset, rows, kPlaneLanes, kPlaneLanes);
         const int64_t rest = length % kPlaneLanes;
-        if (rest > 0) reducer.Add(offset + rows * kPlaneLanes, 1, kPlaneLanes, rest);
+        if (rest > 0)
+          reducer.Add(offset + rows * kPlaneLanes, 1, kPlaneLanes, rest);
       }
       const int64_t to = split * plan.channels + c;
       reducer.Finish(1, kPlaneLanes, kPlaneLanes, first + to, second + to);
@@ -97,11 +104,11 @@ struct Reduction {
 };
 
 template <class Reducer>
-void Reduce(const BatchNormPlan& plan, const typename Reducer::Context& context, double* first,
-            double* second, const Parallel& parallel) {
+void Reduce(const BatchNormPlan& plan, const typename Reducer::Context& context,
+            double* first, double* second, const Parallel& parallel) {
   Reduction<Reducer> reduction{plan, context, first, second};
-  const int64_t tasks =
-      plan.num_splits * (plan.planes ? plan.num_channel_groups : plan.num_tiles);
+  const int64_t tasks = plan.num_splits * (plan.planes ? plan.num_channel_groups
+                                                       : plan.num_tiles);
   const int64_t elements = plan.outer * plan.channels * plan.inner;
   ParallelFor(parallel, tasks, elements / tasks, reduction);
 }

@@ -1,6 +1,8 @@
-// The innermost loops of batch normalisation: rows of tensors against per-column parameters.
+// The innermost loops of batch normalisation: rows of tensors against
+// per-column parameters.
 //
-// Rows are `stride` elements apart; per-column arrays may be read one vector past their width (PaddedLanes).
+// Rows are `stride` elements apart; per-column arrays may be read one vector
+// past their width (PaddedLanes).
 #ifndef TFO_CC_CORE_BATCH_NORM_ROWS_H_
 #define TFO_CC_CORE_BATCH_NORM_ROWS_H_
 
@@ -13,8 +15,9 @@ namespace {
 
 using std::int64_t;
 
-// Per-column parameters. z = (x - mean) * scale + offset, and with dz = dy * act'(z) the input's gradient is
-// scale * (dz - dz_mean - (x - mean) * dz_x_mean).
+// Per-column parameters. z = (x - mean) * scale + offset, and with dz = dy *
+// act'(z) the input's gradient is scale * (dz - dz_mean - (x - mean) *
+// dz_x_mean).
 template <class A>
 struct Columns {
   A* mean;
@@ -24,7 +27,8 @@ struct Columns {
   A* dz_x_mean;
 
   Columns At(int64_t column) const {
-    return {mean + column, scale + column, offset + column, dz_mean + column, dz_x_mean + column};
+    return {mean + column, scale + column, offset + column, dz_mean + column,
+            dz_x_mean + column};
   }
 };
 
@@ -41,7 +45,8 @@ struct Partial {
   static constexpr bool value = P;
 };
 
-// Calls body(first_row, RowCount<R>): four rows as long as there are, then one by one.
+// Calls body(first_row, RowCount<R>): four rows as long as there are, then one
+// by one.
 template <class Body>
 TFO_INLINE void ForRows(int64_t rows, const Body& body) {
   int64_t r = 0;
@@ -49,11 +54,13 @@ TFO_INLINE void ForRows(int64_t rows, const Body& body) {
   for (; r < rows; ++r) body(r, RowCount<1>{});
 }
 
-// Calls step(column, Partial<P>, n): whole vectors, then the n columns that remain.
+// Calls step(column, Partial<P>, n): whole vectors, then the n columns that
+// remain.
 template <class A, class Step>
 TFO_INLINE void ForColumns(int64_t width, const Step& step) {
   int64_t j = 0;
-  for (; j + kLanes<A> <= width; j += kLanes<A>) step(j, Partial<false>{}, kLanes<A>);
+  for (; j + kLanes<A> <= width; j += kLanes<A>)
+    step(j, Partial<false>{}, kLanes<A>);
   if (j < width) step(j, Partial<true>{}, static_cast<int>(width - j));
 }
 
@@ -86,8 +93,8 @@ TFO_INLINE V SumRows(const V (&v)[1]) {
 
 // sum += x - shift, square += (x - shift)^2.
 template <class T, class A = Accumulator<T>>
-void MomentsRows(const T* x, int64_t rows, int64_t stride, int64_t width, const A* shift, A* sum,
-                 A* square) {
+void MomentsRows(const T* x, int64_t rows, int64_t stride, int64_t width,
+                 const A* shift, A* sum, A* square) {
   ForRows(rows, [&](int64_t row, auto count) {
     const T* from = x + row * stride;
     ForColumns<A>(width, [&](int64_t j, auto partial, int n) {
@@ -105,10 +112,12 @@ void MomentsRows(const T* x, int64_t rows, int64_t stride, int64_t width, const 
   });
 }
 
-// y = z, or max(z, 0), with z = (x - mean) * scale + offset (+ side). All tensors are dense here.
+// y = z, or max(z, 0), with z = (x - mean) * scale + offset (+ side). All
+// tensors are dense here.
 template <bool kRelu, bool kSide, class T, class Out, class A = Accumulator<T>>
-void ApplyRows(const T* x, const T* side, int64_t rows, int64_t stride, int64_t out_stride,
-               int64_t width, const Columns<A>& columns, Out* y) {
+void ApplyRows(const T* x, const T* side, int64_t rows, int64_t stride,
+               int64_t out_stride, int64_t width, const Columns<A>& columns,
+               Out* y) {
   ForRows(rows, [&](int64_t row, auto count) {
     ForColumns<A>(width, [&](int64_t j, auto partial, int n) {
       constexpr bool kPartial = decltype(partial)::value;
@@ -127,8 +136,8 @@ void ApplyRows(const T* x, const T* side, int64_t rows, int64_t stride, int64_t 
 }
 
 template <SlopeKind kSlope, bool kPartial, class A, class T>
-TFO_INLINE Vec<A> LoadDz(const T* dy, const A* slope, Vec<A> centered, Vec<A> scale, Vec<A> offset,
-                         int n) {
+TFO_INLINE Vec<A> LoadDz(const T* dy, const A* slope, Vec<A> centered,
+                         Vec<A> scale, Vec<A> offset, int n) {
   const Vec<A> gradient = LoadColumns<kPartial>(dy, n);
   if constexpr (kSlope == SlopeKind::kRelu) {
     return centered * scale + offset > Vec<A>{} ? gradient : Vec<A>{};
@@ -139,10 +148,12 @@ TFO_INLINE Vec<A> LoadDz(const T* dy, const A* slope, Vec<A> centered, Vec<A> sc
   }
 }
 
-// sum += dz, sum_x += dz * (x - mean), with the slopes as in LoadDz, `width` of them a row.
+// sum += dz, sum_x += dz * (x - mean), with the slopes as in LoadDz, `width` of
+// them a row.
 template <SlopeKind kSlope, class T, class A = Accumulator<T>>
-void GradientSumRows(const T* dy, const T* x, const A* slope, int64_t rows, int64_t stride,
-                     int64_t width, const Columns<A>& columns, A* sum, A* sum_x) {
+void GradientSumRows(const T* dy, const T* x, const A* slope, int64_t rows,
+                     int64_t stride, int64_t width, const Columns<A>& columns,
+                     A* sum, A* sum_x) {
   ForRows(rows, [&](int64_t row, auto count) {
     ForColumns<A>(width, [&](int64_t j, auto partial, int n) {
       constexpr bool kPartial = decltype(partial)::value;
@@ -154,8 +165,8 @@ void GradientSumRows(const T* dy, const T* x, const A* slope, int64_t rows, int6
       for (int r = 0; r < kRows; ++r) {
         const int64_t at = (row + r) * stride + j;
         const Vec<A> centered = LoadColumns<kPartial>(x + at, n) - mean;
-        dz[r] = LoadDz<kSlope, kPartial>(dy + at, slope + (row + r) * width + j, centered, scale,
-                                         offset, n);
+        dz[r] = LoadDz<kSlope, kPartial>(dy + at, slope + (row + r) * width + j,
+                                         centered, scale, offset, n);
         product[r] = dz[r] * centered;
       }
       StoreColumns<kPartial>(sum + j, Load(sum + j) + SumRows(dz), n);
@@ -164,10 +175,13 @@ void GradientSumRows(const T* dy, const T* x, const A* slope, int64_t rows, int6
   });
 }
 
-// The gradients of x and, where kSide, of the side input, which is dz. kCentered: through the batch's statistics too.
-template <SlopeKind kSlope, bool kCentered, bool kSide, class T, class A = Accumulator<T>>
-void GradientRows(const T* dy, const T* x, const A* slope, int64_t rows, int64_t width,
-                  const Columns<A>& columns, T* x_grad, T* side_grad) {
+// The gradients of x and, where kSide, of the side input, which is dz.
+// kCentered: through the batch's statistics too.
+template <SlopeKind kSlope, bool kCentered, bool kSide, class T,
+          class A = Accumulator<T>>
+void GradientRows(const T* dy, const T* x, const A* slope, int64_t rows,
+                  int64_t width, const Columns<A>& columns, T* x_grad,
+                  T* side_grad) {
   ForRows(rows, [&](int64_t row, auto count) {
     ForColumns<A>(width, [&](int64_t j, auto partial, int n) {
       constexpr bool kPartial = decltype(partial)::value;
@@ -182,10 +196,11 @@ void GradientRows(const T* dy, const T* x, const A* slope, int64_t rows, int64_t
         if constexpr (kCentered || kSlope == SlopeKind::kRelu) {
           centered = LoadColumns<kPartial>(x + at, n) - mean;
         }
-        const Vec<A> dz =
-            LoadDz<kSlope, kPartial>(dy + at, slope + at, centered, scale, offset, n);
+        const Vec<A> dz = LoadDz<kSlope, kPartial>(dy + at, slope + at,
+                                                   centered, scale, offset, n);
         Vec<A> gradient = dz;
-        if constexpr (kCentered) gradient = (dz - dz_mean) - centered * dz_x_mean;
+        if constexpr (kCentered)
+          gradient = (dz - dz_mean) - centered * dz_x_mean;
         StoreColumns<kPartial>(x_grad + at, scale * gradient, n);
         if constexpr (kSide) StoreColumns<kPartial>(side_grad + at, dz, n);
       }
