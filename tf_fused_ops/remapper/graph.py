@@ -40,9 +40,9 @@ class GraphView:
         self._by_type = collections.defaultdict(list)
         self._consumers = collections.defaultdict(list)
         self._sort()
-        self._initially_live = _live_ops(self.position, outputs)
+        live = _live_ops(self.position, outputs)
         for op in self.position:
-            if op in self._initially_live:
+            if op in live:
                 self._index(op)
 
     def _sort(self):
@@ -133,15 +133,10 @@ class GraphView:
         return False
 
     def leftovers(self, outputs):
-        """Returns the ops that the rewriting made superfluous and dead ops that read them, consumers first."""
+        """Returns the ops that nothing needs any more, consumers first."""
         ops = self.graph.get_operations()
         live = _live_ops(ops, outputs)
-        left = self._initially_live - live
-        order = _topological(ops)
-        for op in order:
-            if op not in live and any(tensor.op in left for tensor in op.inputs):
-                left.add(op)
-        return [op for op in reversed(order) if op in left and op.type != "Placeholder"]
+        return [op for op in reversed(_topological(ops)) if op not in live and op.type != "Placeholder"]
 
     def redirect(self, old, new):
         """Makes all live consumers of one tensor, and the graph's outputs, use another."""

@@ -1,0 +1,138 @@
+"""Hooks into TensorFlow's tracing, so that every graph traced under the decorator is rewritten.
+
+Two functions of TensorFlow are wrapped, once, when the decorator is first used. Both are private, hence small wrappers
+that pass everything through and do nothing unless an enclosing graph belongs to the decorator:
+
+* `func_graph.func_graph_from_py_func` traces every function graph there is: bodies of cond and while, map_fn, functions
+  given to tf.data, nested tf.functions. The rewriting happens at the end of the Python function, while the graph is still
+  the default one, so that control dependencies, captures and structured outputs remain TensorFlow's business.
+* `function_context.make_function_context` makes the key under which a tf.function keeps its traces. A nested tf.function
+  gets a key of its own, or a trace from inside the decorator would be reused outside of it and the other way round.
+"""
+
+import dataclasses
+import functools
+import inspect
+import threading
+
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import function_context
+from tensorflow.python.framework import func_graph, ops
+from tensorflow.python.ops import control_flow_util
+from tensorflow.python.util import tf_decorator
+
+from tf_fused_ops.remapper import log, rewriter
+from tf_fused_ops.remapper.report import Report
+
+_lock = threading.Lock()
+_installed = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Session:
+    """What one decorated function wants: the options, whether XLA compiles it, and where reports go."""
+
+    options: rewriter.RemapOptions
+    jit_compile: bool
+    reports: list
+
+
+def install():
+    """Installs the hooks; does nothing the second time.
+
+    Raises:
+        RuntimeError: This TensorFlow does not have the functions that are hooked.
+    """
+    global _installed
+    with _lock:
+        if _installed:
+            return
+        _expect(func_graph, "func_graph_from_py_func", ("name", "python_func"))
+        _expect(function_context, "make_function_context", ("scope_type",))
+        func_graph.func_graph_from_py_func = _traced(func_graph.func_graph_from_py_func)
+        function_context.make_function_context = _keyed(function_context.make_function_context)
+        _installed = True
+
+
+def begin(graph, session):
+    """Marks a graph that is about to be traced: it and the graphs inside it are to be rewritten."""
+    graph._tfo_session = session
+
+
+def mark_decorated(python_func):
+    """Says that a Python function calls `begin` and `finish` itself."""
+    python_func._tfo_decorated = True
+
+
+def finish(outputs):
+    """Rewrites the graph that is being traced.
+
+    Args:
+        outputs: What the traced Python function returned.
+
+    Returns:
+        The same structure, with replaced tensors.
+    """
+    graph = ops.get_default_graph()
+    session = _session(graph)
+    flat = tf.nest.flatten(outputs, expand_composites=True)
+    tensors = [value for value in flat if tf.is_tensor(value) and getattr(value, "graph", None) is graph]
+    if session.jit_compile or control_flow_util.GraphOrParentsInXlaContext(graph):
+        report = Report(graph.name, skipped="it is compiled by XLA, which has no kernels for the fused ops")
+        log.vlog(log.FUSION, f"{graph.name} is left alone: {report.skipped}")
+    else:
+        new, report = rewriter.remap_graph(graph, tensors, session.options)
+        changed = {id(a): b for a, b in zip(tensors, new, strict=True) if a is not b}
+        if changed:
+            flat = [changed.get(id(value), value) for value in flat]
+            outputs = tf.nest.pack_sequence_as(outputs, flat, expand_composites=True)
+    session.reports.append(report)
+    return outputs
+
+
+def _session(graph):
+    """Returns the session of the nearest decorated graph around, or None."""
+    while isinstance(graph, func_graph.FuncGraph):
+        session = getattr(graph, "_tfo_session", None)
+        if session is not None:
+            return session
+        graph = graph.outer_graph
+    return None
+
+
+def _traced(original):
+    @functools.wraps(original)
+    def func_graph_from_py_func(name, python_func, *args, **kwargs):
+        # A decorated function begins and finishes its own graph.
+        if _session(ops.get_default_graph()) is None or hasattr(python_func, "_tfo_decorated"):
+            return original(name, python_func, *args, **kwargs)
+
+        def traced(*func_args, **func_kwargs):
+            return finish(python_func(*func_args, **func_kwargs))
+
+        traced = tf_decorator.make_decorator(python_func, traced)
+        return original(name, traced, *args, **kwargs)
+
+    return func_graph_from_py_func
+
+
+def _keyed(original):
+    @functools.wraps(original)
+    def make_function_context(scope_type=None):
+        session = _session(ops.get_default_graph())
+        if session is not None:
+            scope_type = ("tf_fused_ops", session.options, scope_type)
+        return original(scope_type)
+
+    return make_function_context
+
+
+def _expect(module, name, parameters):
+    """Checks that a private function is what the hooks were written for."""
+    function = getattr(module, name, None)
+    found = tuple(inspect.signature(function).parameters) if callable(function) else ()
+    if found[: len(parameters)] != parameters:
+        raise RuntimeError(
+            f"tf_fused_ops.function does not work with TensorFlow {tf.__version__}: "
+            f"{module.__name__}.{name} is not the function it hooks into"
+        )
