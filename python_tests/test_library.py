@@ -46,33 +46,42 @@ def doctor(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_another_tensorflow_version(copy):
+def stand_in(folder, version=None, abi=None):
+    """Makes a TensorFlow that has nothing but a version and an ABI, and returns its folder."""
+    info = _library.build_info()
+    package = folder / "stand_in" / "tensorflow"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        f"__version__ = {version or info['tensorflow_version']!r}\n"
+        f"class sysconfig: CXX11_ABI_FLAG = {info['cxx11_abi'] if abi is None else abi}\n"
+    )
+    return package.parent
+
+
+def test_built_for_another_tensorflow(copy):
     doctor(copy, tensorflow_version="2.20.0")
-    message = last_line(run_python("import tf_fused_ops", copy))
+    message = last_line(run_python("import tf_fused_ops", stand_in(copy), copy))
     assert "built for TensorFlow 2.20.0, but TensorFlow 2.21" in message
     assert "pip install" in message and message.endswith(".")
 
 
-def test_installed_tensorflow_is_too_old(copy):
-    fake = copy / "fake" / "tensorflow"
-    fake.mkdir(parents=True)
-    (fake / "__init__.py").write_text("__version__ = '2.20.0'\n")
-    message = last_line(run_python("import tf_fused_ops", copy / "fake", copy))
-    assert "built for TensorFlow 2.21" in message and "TensorFlow 2.20.0 is installed" in message
+@pytest.mark.parametrize("version", ["2.20.0", "2.22.0", "3.0.0-rc1"])
+def test_another_tensorflow_is_installed(copy, version):
+    message = last_line(run_python("import tf_fused_ops", stand_in(copy, version), copy))
+    assert "built for TensorFlow 2.21" in message and f"TensorFlow {version} is inst" in message
     assert "pip install 'tensorflow-cpu~=2.21.0'" in message
 
 
 def test_another_abi(copy):
     other = 1 - _library.build_info()["cxx11_abi"]
-    doctor(copy, cxx11_abi=other)
-    message = last_line(run_python("import tf_fused_ops", copy))
-    assert f"built with _GLIBCXX_USE_CXX11_ABI={other}" in message and "uses" in message
+    message = last_line(run_python("import tf_fused_ops", stand_in(copy, abi=other), copy))
+    assert f"_GLIBCXX_USE_CXX11_ABI={1 - other}" in message and f"uses {other}" in message
     assert "pip install" in message
 
 
 def test_another_package_version(copy):
     doctor(copy, package_version="0.0.0")
-    message = last_line(run_python("import tf_fused_ops", copy))
+    message = last_line(run_python("import tf_fused_ops", stand_in(copy), copy))
     assert "built for tf_fused_ops 0.0.0" in message and "pip install" in message
 
 
@@ -90,8 +99,8 @@ def test_missing_file(copy, name):
 
 
 def test_another_python(copy):
-    for path in (copy / "tf_fused_ops").glob("_core.*so"):
-        path.rename(path.with_name("_core.cpython-39-x86_64-linux-gnu.so"))
+    for path in (copy / "tf_fused_ops").glob("_logging.*so"):
+        path.rename(path.with_name("_logging.cpython-39-x86_64-linux-gnu.so"))
     message = last_line(run_python("import tf_fused_ops", copy))
     assert "built for another Python" in message and "cpython-39" in message
 
