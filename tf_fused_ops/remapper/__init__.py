@@ -1,5 +1,6 @@
 """The remapper: finds chains of stock ops in a graph and replaces them by fused ones."""
 
+import tf_fused_ops.ops  # noqa: F401  (registers the gradients of what the remapper emits)
 from tf_fused_ops.remapper.report import Fusion, Refusal, Report
 from tf_fused_ops.remapper.rewriter import RemapOptions, remap_graph
 

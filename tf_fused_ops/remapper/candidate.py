@@ -87,9 +87,15 @@ class Candidate:
     def _control_edges(self):
         for op in self.nodes:
             for user in op._control_outputs:
-                if user not in self._inside:
+                if user not in self._inside and not self._is_moot(user):
                     return f"{user.name} has a control edge from {op.name}"
         return None
+
+    def _is_moot(self, user):
+        """Returns whether nobody will notice when an op runs: it is dead, or a constant for the replaced ops only."""
+        if not self.view.is_live(user):
+            return True
+        return user.type == "Const" and not self._used_outside(user.outputs[0])
 
     def _leaks(self):
         offered = [self.match.outputs, *(backward.gradients for backward in self.backward)]

@@ -40,9 +40,9 @@ class GraphView:
         self._by_type = collections.defaultdict(list)
         self._consumers = collections.defaultdict(list)
         self._sort()
-        live = _live_ops(self.position, outputs)
+        self._live = _live_ops(self.position, outputs)
         for op in self.position:
-            if op in live:
+            if op in self._live:
                 self._index(op)
 
     def _sort(self):
@@ -60,6 +60,10 @@ class GraphView:
     def has(self, op_types):
         """Returns whether the graph has ops of all these types."""
         return all(op_type in self._by_type for op_type in op_types)
+
+    def is_live(self, op):
+        """Returns whether outputs or side effects depend on an op."""
+        return op in self._live
 
     def is_removed(self, op):
         """Returns whether an op has been replaced."""
@@ -95,6 +99,7 @@ class GraphView:
     def remove(self, ops):
         """Takes ops out of the index (not out of the graph)."""
         self._removed.update(ops)
+        self._live.difference_update(ops)
         for op in ops:
             for port, tensor in enumerate(op.inputs):
                 uses = self._consumers[id(tensor)]
@@ -106,6 +111,7 @@ class GraphView:
         for tensor in op.inputs:
             if tensor.op not in self.position:
                 self.adopt(tensor.op)
+        self._live.add(op)
         self._index(op)
         before = [tensor.op for tensor in op.inputs] + op.control_inputs
         after = [user for tensor in op.outputs for user, _ in self.consumers(tensor)]

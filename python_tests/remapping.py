@@ -1,0 +1,98 @@
+"""What the tests of the remapper share: run a function stock and fused, and compare."""
+
+import collections
+
+import numpy as np
+import tensorflow as tf
+import tolerances
+
+from tf_fused_ops.function import function
+
+FUSED = {
+    "Conv2D": "TfFusedOps>Conv2DBiasAct",
+    "MatMul": "TfFusedOps>MatMulBiasAct",
+    "FusedBatchNormV3": "TfFusedOps>BatchNormAct",
+}
+
+
+def values(*shapes, dtype="float32", seed=0):
+    """Returns one normally distributed tensor per shape."""
+    rng = np.random.default_rng(seed)
+    return [tf.constant(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+def op_counts(concrete):
+    """Counts the op types of a ConcreteFunction, with those of the functions that it calls."""
+    graph_def = concrete.graph.as_graph_def()
+    definition = concrete.function_def
+    counts = collections.Counter(node.op for node in definition.node_def)
+    for inner in graph_def.library.function:
+        counts.update(node.op for node in inner.node_def)
+    return counts
+
+
+def rule_counts(compiled):
+    """Returns {rule: number of fusions} over all traces of a decorated function."""
+    counts = collections.Counter()
+    for report in compiled.remap_reports:
+        counts.update(report.counts())
+    return dict(counts)
+
+
+def gradient_count(compiled):
+    """Returns the number of backward passes that were fused."""
+    return sum(f.gradients for report in compiled.remap_reports for f in report.fused)
+
+
+def reasons(compiled):
+    """Returns {rule: reason} of all near misses."""
+    return {r.rule: r.reason for report in compiled.remap_reports for r in report.refused}
+
+
+def assert_same(found, expected, units=64):
+    """Asserts that two structures of tensors agree to within rounding."""
+    found, expected = tf.nest.flatten(found), tf.nest.flatten(expected)
+    assert len(found) == len(expected)
+    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert a.dtype == b.dtype
+            assert a.shape == b.shape
+            tolerances.assert_close(f"output {i}", a, b, a.dtype.name, units=units)
+
+
+def specs(args, unknown_batch=False):
+    """Returns the TensorSpecs of arguments, if asked for with the first dimension unknown."""
+    return [tf.TensorSpec([None, *a.shape[1:]] if unknown_batch else a.shape, a.dtype) for a in args]
+
+
+def check(fn, args, rules, gradients=0, unknown_batch=(), units=64):
+    """Runs a function stock and fused; asserts equal results and exactly these fusions.
+
+    Args:
+        fn: The function.
+        args: Its arguments.
+        rules: {rule name: number of fusions}.
+        gradients: The number of fused backward passes.
+        unknown_batch: Indices of the arguments whose first dimension is not known in tracing.
+        units: Tolerance in units in the last place.
+
+    Returns:
+        The decorated function.
+    """
+    signature = [
+        tf.TensorSpec([None, *a.shape[1:]] if i in unknown_batch else a.shape, a.dtype)
+        for i, a in enumerate(args)
+    ]
+    expected = tf.function(fn, input_signature=signature)(*args)
+    compiled = function(fn, input_signature=signature)
+    found = compiled(*args)
+    told = "\n".join(map(str, compiled.remap_reports))
+    assert rule_counts(compiled) == rules, told
+    assert gradient_count(compiled) == gradients, told
+    counts = op_counts(compiled.get_concrete_function())
+    fused = sum(counts[op] for op in FUSED.values())
+    assert fused == sum(rules.values()), counts
+    assert sum(counts[f"{op}Grad"] for op in FUSED.values()) == gradients, counts
+    assert_same(found, expected, units)
+    return compiled

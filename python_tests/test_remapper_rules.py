@@ -1,0 +1,231 @@
+"""Every row of the rule table: fused in inference, under an outer and under an inner tape, and equal to stock."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from remapping import assert_same, check, op_counts, rule_counts, values
+
+from tf_fused_ops.function import function
+from tf_fused_ops.remapper import rules
+
+CONV = [(2, 6, 5, 3), (3, 3, 3, 4), (4,)]
+MATMUL = [(6, 7), (7, 5), (5,)]
+BATCH_NORM = [(4, 5, 3, 6), (6,), (6,), (6,), (6,)]
+SHAPES = {
+    "conv2d_bias": CONV,
+    "matmul_bias": MATMUL,
+    "batch_norm": BATCH_NORM,
+    "batch_norm_add": [*BATCH_NORM, (4, 5, 3, 6)],
+}
+BATCHED = {"x", "input", "a", "side_input"}
+
+
+def row_id(rule):
+    """Names a row: the rule and which of its spellings this is."""
+    return f"{rule.name}-{rule.activation.spellings.index(rule.spelling)}"
+
+
+def operands(rule):
+    """Returns example operands by name; scale and variance are positive."""
+    named = dict(zip(rule.operands, values(*SHAPES[rule.family]), strict=True))
+    for name in ("scale", "variance"):
+        if name in named:
+            named[name] = tf.abs(named[name]) + 0.5
+    return named
+
+
+def attrs(rule, **changes):
+    """Returns the captured attributes of a rule with their defaults."""
+    return {k: v for group in rule.captured.values() for k, v in group.items()} | changes
+
+
+def dy_like(rule, named):
+    y = rule.stock(attrs(rule), **named)["y"]
+    return values(y.shape, seed=1)[0]
+
+
+@pytest.fixture(params=rules.RULES, ids=row_id)
+def rule(request):
+    """One row of the table."""
+    return request.param
+
+
+def test_inference(rule):
+    named = operands(rule)
+
+    def forward(*args):
+        return rule.stock(attrs(rule), **dict(zip(named, args, strict=True)))["y"]
+
+    check(forward, list(named.values()), {rule.name: 1})
+
+
+def test_outer_tape(rule):
+    named = operands(rule)
+    dy = dy_like(rule, named)
+
+    def forward(*args):
+        return rule.stock(attrs(rule), **dict(zip(named, args, strict=True)))["y"]
+
+    def gradients(fn):
+        sources = [named[name] for name in rule.differentiable]
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            y = fn(*named.values())
+        return y, tape.gradient(y, sources, output_gradients=dy)
+
+    fused = function(forward)
+    assert_same(gradients(fused), gradients(tf.function(forward)))
+    assert rule_counts(fused) == {rule.name: 1}
+
+
+@pytest.mark.parametrize("batch", ["static", "unknown batch"])
+def test_inner_tape(rule, batch):
+    if batch == "unknown batch" and "side_input" in rule.operands:
+        pytest.skip("whether a side input broadcasts cannot be seen; see test_remapper_shapes.py")
+    named = operands(rule)
+    dy = dy_like(rule, named)
+
+    def step(dy, *args):
+        inputs = dict(zip(named, args, strict=True))
+        sources = [inputs[name] for name in rule.differentiable]
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            y = rule.stock(attrs(rule), **inputs)["y"]
+        return y, tape.gradient(y, sources, output_gradients=dy)
+
+    unknown = [0] + [i + 1 for i, name in enumerate(named) if name in BATCHED]
+    check(
+        step,
+        [dy, *named.values()],
+        {rule.name: 1},
+        gradients=1,
+        unknown_batch=unknown if batch == "unknown batch" else (),
+    )
+
+
+CONV_CASES = {
+    "strides": {"strides": [1, 2, 2, 1]},
+    "valid": {"padding": b"VALID"},
+    "explicit": {"padding": b"EXPLICIT", "explicit_paddings": [0, 0, 1, 2, 0, 1, 0, 0]},
+    "dilations": {"dilations": [1, 2, 2, 1]},
+}
+
+
+@pytest.mark.parametrize("name", CONV_CASES)
+def test_convolution_attributes_are_kept(name):
+    rule = next(r for r in rules.RULES if r.name == "conv2d_bias_relu")
+
+    def step(x, w, b):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w, b])
+            y = rule.stock(attrs(rule, **CONV_CASES[name]), input=x, filters=w, bias=b)["y"]
+        return y, tape.gradient(y, [x, w, b])
+
+    check(step, values(*CONV), {rule.name: 1}, gradients=1)
+
+
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("transpose_a", [False, True])
+def test_transposes(transpose_a, transpose_b):
+    def step(a, b, bias):
+        with tf.GradientTape() as tape:
+            tape.watch([a, b, bias])
+            z = tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+            y = tf.nn.gelu(tf.nn.bias_add(z, bias))
+        return y, tape.gradient(y, [a, b, bias])
+
+    shapes = [(7, 6) if transpose_a else (6, 7), (5, 7) if transpose_b else (7, 5), (5,)]
+    check(step, values(*shapes), {"matmul_bias_gelu_erf": 1}, gradients=1)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.5, -0.5])
+def test_leaky_slope_is_kept(alpha):
+    def step(x, w, b):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w, b])
+            y = tf.nn.leaky_relu(tf.nn.bias_add(tf.matmul(x, w), b), alpha)
+        return y, tape.gradient(y, [x, w, b])
+
+    check(step, values(*MATMUL), {"matmul_bias_leaky_relu": 1}, gradients=1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("family", ["conv2d_bias", "matmul_bias", "batch_norm"])
+def test_other_dtypes(family, dtype):
+    rule = next(r for r in rules.RULES if r.name == f"{family}_relu")
+    if family == "batch_norm" and dtype == "float64":
+        pytest.skip("FusedBatchNormV3 has no float64")
+    named = operands(rule)
+    args = [tf.cast(v, rule.operand_dtype(k, tf.as_dtype(dtype))) for k, v in named.items()]
+
+    def step(*args):
+        inputs = dict(zip(named, args, strict=True))
+        sources = [inputs[name] for name in rule.differentiable]
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            y = rule.stock(attrs(rule), **inputs)["y"]
+        return y, tape.gradient(y, sources)
+
+    check(step, args, {rule.name: 1}, gradients=1)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.25])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_moving_averages_are_kept(training, factor, activation):
+    """The updated statistics leave the function; with factor 1 the moving ones may be empty."""
+    rule = next(r for r in rules.RULES if r.name == f"batch_norm_{activation}")
+    named = operands(rule)
+    if training and factor == 1.0:
+        named |= {"mean": tf.zeros([0]), "variance": tf.zeros([0])}
+
+    def step(*args):
+        inputs = dict(zip(named, args, strict=True))
+        sources = [inputs[name] for name in rule.differentiable]
+        options = attrs(rule, is_training=training, exponential_avg_factor=factor)
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            outputs = rule.stock(options, **inputs)
+        return outputs, tape.gradient(outputs["y"], sources)
+
+    check(step, list(named.values()), {rule.name: 1}, gradients=1)
+
+
+def test_two_layers_share_one_pass():
+    """The gradient of one fused layer feeds that of the next, and stock ops are gone."""
+
+    def step(x, w, b):
+        with tf.GradientTape() as tape:
+            tape.watch([w, b])
+            y = x
+            for _ in range(3):
+                y = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(y, w, 1, "SAME"), b))
+            loss = tf.reduce_sum(y * y)
+        return loss, tape.gradient(loss, [w, b])
+
+    x, w, b = values((2, 6, 6, 4), (3, 3, 4, 4), (4,))
+    compiled = check(step, [x, w * 0.2, b], {"conv2d_bias_relu": 3}, gradients=3)
+    counts = op_counts(compiled.get_concrete_function())
+    assert not counts.keys() & {"Conv2D", "BiasAdd", "Relu", "ReluGrad", "Conv2DBackpropInput"}
+
+
+def test_commuted_operands():
+    """Operands of commutative ops may come in any order."""
+
+    def forward(x, w, b):
+        z = tf.nn.bias_add(tf.matmul(x, w), b)
+        inner = (tf.pow(z, 3) * 0.044715 + z) * np.float32(np.sqrt(2 / np.pi))
+        return (tf.tanh(inner) + 1.0) * (z * 0.5)
+
+    check(forward, values(*MATMUL), {"matmul_bias_gelu_tanh": 1})
+
+
+def test_every_activation_of_the_ops_has_a_row():
+    names = {rule.activation.name for rule in rules.RULES}
+    attr = tf.raw_ops  # loads the registry
+    assert attr is not None
+    from tensorflow.python.framework import op_def_registry
+
+    definition = op_def_registry.get("TfFusedOps>Conv2DBiasAct")
+    allowed = next(a for a in definition.attr if a.name == "activation").allowed_values.list.s
+    assert names == {value.decode() for value in allowed}
