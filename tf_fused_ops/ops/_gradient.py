@@ -39,6 +39,20 @@ def is_zero(tensor):
     return node.type == "Const" and not np.any(tf.get_static_value(tensor))
 
 
+def _node(op, index):
+    """Returns the graph operation behind a forward op, None where it ran eagerly.
+
+    Under a tape `op` only imitates it. In forward mode its outputs are the arguments of a function.
+    """
+    output = op.outputs[index]
+    return output.op if tf.is_symbolic_tensor(output) and output.op.type == op.type else None
+
+
+def has_output(op, index, switch):
+    """Whether an output that is computed only on request is there."""
+    return (_node(op, index) or op).get_attr(switch)
+
+
 def optional_output(op, index, switch):
     """Returns an output of a forward op that is computed only on request.
 
@@ -53,12 +67,10 @@ def optional_output(op, index, switch):
     Returns:
         The output, or None.
     """
-    output = op.outputs[index]
-    if not tf.is_symbolic_tensor(output):
-        return output if op.get_attr(switch) else None
-    if not output.op.get_attr(switch):
-        output.op._set_attr(switch, attr_value_pb2.AttrValue(b=True))
-    return output
+    node = _node(op, index)
+    if node is not None and not node.get_attr(switch):
+        node._set_attr(switch, attr_value_pb2.AttrValue(b=True))
+    return op.outputs[index] if has_output(op, index, switch) else None
 
 
 def saved_tensors(op, activation, alpha, recompute):
@@ -154,7 +166,7 @@ def contraction_gradient(op, dy, dpre_activation, names, forward, gradient_op):
         return forward([left, right, bias, side_input], {**shared, "activation": "none"})
 
     gradients = [None] * 4
-    linear = not is_zero(dpre_activation)
+    linear = has_output(op, 1, "save_pre_activation") and not is_zero(dpre_activation)
     if linear:
         attributes_of_linear = {**shared, "activation": "none"}
         gradients = gradient_op(dpre_activation, left, right, [], switches, attributes_of_linear)

@@ -1,6 +1,14 @@
 """The activations: their names, stock TensorFlow forms, and what their slope is read from."""
 
+import math
+
 import tensorflow as tf
+
+
+# tf.nn.gelu rounds its constants to float32, in float64 as well.
+def _gelu_tanh(z):
+    return 0.5 * z * (1 + tf.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z * z * z)))
+
 
 # The values of the ops' `activation` attribute, as stock TensorFlow computes them.
 STOCK = {
@@ -14,8 +22,8 @@ STOCK = {
     "silu": lambda z, alpha: z * tf.sigmoid(z),
     "hard_swish": lambda z, alpha: z * tf.nn.relu6(z + 3) / 6,
     "mish": lambda z, alpha: z * tf.tanh(tf.nn.softplus(z)),
-    "gelu_tanh": lambda z, alpha: tf.nn.gelu(z, approximate=True),
-    "gelu_erf": lambda z, alpha: tf.nn.gelu(z, approximate=False),
+    "gelu_tanh": lambda z, alpha: _gelu_tanh(z),
+    "gelu_erf": lambda z, alpha: 0.5 * z * (1 + tf.math.erf(z * math.sqrt(0.5))),
 }
 
 # The slope read off the activation's value y.

@@ -1,0 +1,76 @@
+"""Fixtures and the line that reproduces a failure."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import settings
+
+from tf_fused_ops import _library
+
+settings.register_profile("tests", deadline=None, derandomize=True, max_examples=40)
+settings.load_profile("tests")
+
+ROOT = Path(__file__).resolve().parent.parent
+BEST_ISA = _library.isa()
+
+
+def _supported(name):
+    try:
+        _library.set_isa(name)
+    except ValueError:
+        return False
+    finally:
+        _library.set_isa(BEST_ISA)
+    return True
+
+
+ISAS = [name for name in ("portable", "avx2", "avx512") if _supported(name)]
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    """Runs the test with every instruction set that the processor has."""
+    _library.set_isa(request.param)
+    assert _library.isa() == request.param
+    yield request.param
+    _library.set_isa(BEST_ISA)
+
+
+@pytest.fixture(autouse=True)
+def seeds():
+    """Every test starts from the same random state."""
+    np.random.seed(0)
+    tf.random.set_seed(0)
+
+
+@pytest.fixture
+def run_python():
+    """Runs a Python program in a fresh process and returns its output."""
+
+    def run(program, threads=None, **environment):
+        env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        if threads is not None:
+            env |= {"TF_NUM_INTRAOP_THREADS": str(threads), "TF_NUM_INTEROP_THREADS": "1"}
+        result = subprocess.run(
+            [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=300
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return run
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.failed:
+        report.sections.append(("Reproduce", f"python -m pytest {shlex.quote(item.nodeid)}"))
+    return report

@@ -1,0 +1,218 @@
+"""Convolution + bias + activation: numbers, shapes, and what the wrapper accepts."""
+
+import cases
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+from tolerances import assert_as_exact, assert_close
+
+from tf_fused_ops import _library
+from tf_fused_ops.ops import activations, conv, conv2d_bias_act, reference
+
+
+def cast(values, dtype):
+    return [None if v is None else tf.cast(tf.constant(v), dtype) for v in values]
+
+
+def fused(x, filters, bias, side, **attributes):
+    return conv2d_bias_act(x, filters, bias, side_input=side, **attributes)
+
+
+def fused_gradients(dy, x, filters, saved, attributes, switches=(True,) * 4):
+    """The gradient op, on the arguments of `reference.conv2d_bias_act_grad`."""
+    padding, explicit = conv._padding(attributes["padding"])
+    attributes = {**attributes, "padding": padding, "explicit_paddings": explicit}
+    saved = [] if saved is None else [saved]
+    return conv._gradient_op(dy, x, filters, saved, switches, attributes)
+
+
+def saved_for(case, x, filters, bias, side):
+    """What the forward op keeps for the gradient's slope."""
+    attributes = case.attributes()
+    if case.act == "none":
+        return None
+    if not activations.slope_from_value(case.act, cases.ALPHA):
+        attributes["activation"] = "none"
+    return reference.conv2d_bias_act(x, filters, bias, side, **attributes)
+
+
+def check(case, seed=0):
+    *operands, dy = cast(case.inputs(seed), case.dtype)
+    wide = cast(operands, "float64")
+    attributes = case.attributes()
+    expected = reference.conv2d_bias_act(*wide, **attributes)
+    # Stock TensorFlow gives an empty float16 or bfloat16 convolution the wrong shape.
+    empty = case.batch == 0
+    stock = expected if empty else reference.conv2d_bias_act(*operands, **attributes)
+    assert_as_exact("y", fused(*operands, **attributes), stock, expected, case.dtype)
+
+    # The same saved tensor for all: next to a kink rounding decides the slope.
+    saved = saved_for(case, *wide)
+    (saved,) = cast([saved], case.dtype)
+    wide_dy, wide_saved = cast([dy, saved], "float64")
+    expected = reference.conv2d_bias_act_grad(wide_dy, *wide[:2], wide_saved, **attributes)
+    stock = expected
+    if not empty:
+        stock = reference.conv2d_bias_act_grad(dy, *operands[:2], saved, **attributes)
+    gradients = fused_gradients(dy, *operands[:2], saved, attributes)
+    for name, value, other, exact in zip(
+        ("dx", "dfilters", "dbias", "dside"), gradients, stock, expected, strict=True
+    ):
+        scale = np.linalg.norm(wide_dy) / np.sqrt(case.cout) if name == "dbias" else 0.0
+        assert_as_exact(name, value, other, exact, case.dtype, scale)
+
+
+@pytest.mark.parametrize("case", cases.conv_cases(), ids=str)
+def test_forward_and_gradients(case, isa):
+    check(case)
+    assert _library.isa() == isa
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("act", cases.ACTIVATIONS)
+def test_activations(act, dtype, isa):
+    check(cases.ConvCase(act=act, dtype=dtype, cin=17, cout=33, side=True))
+
+
+def test_published_example(isa):
+    x = np.arange(9, dtype=np.float32).reshape(1, 3, 3, 1)
+    ones = np.ones((2, 2, 1, 1), np.float32)
+    w = np.array([[0, 1], [2, 3]], np.float32).reshape(2, 2, 1, 1)
+    y = conv2d_bias_act(x, ones, padding="VALID", activation="none")
+    np.testing.assert_array_equal(y[0, :, :, 0], [[8, 12], [20, 24]])
+
+    x, ones, w = tf.constant(x), tf.constant(ones), tf.constant(w)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([x, ones, w])
+        y1 = conv2d_bias_act(x, ones, padding="VALID", activation="none")
+        y2 = conv2d_bias_act(x, w, padding="VALID", activation="none")
+    np.testing.assert_array_equal(tape.gradient(y1, ones)[:, :, 0, 0], [[8, 12], [20, 24]])
+    expected = [[0, 1, 1], [2, 6, 4], [2, 5, 3]]
+    np.testing.assert_array_equal(tape.gradient(y2, x)[0, :, :, 0], expected)
+
+
+@given(data=st.data())
+def test_random_shapes(data):
+    draw = data.draw
+
+    def pair(low, high):
+        return (draw(st.integers(low, high)), draw(st.integers(low, high)))
+
+    image, kernel, strides, dilations = pair(1, 9), pair(1, 5), pair(1, 6), pair(1, 3)
+    padding = draw(st.sampled_from(["SAME", "VALID", None]))
+    padding = padding or (pair(0, 5), pair(0, 5))
+    case = cases.ConvCase(
+        batch=draw(st.integers(0, 3)),
+        image=image,
+        kernel=kernel,
+        strides=strides,
+        dilations=dilations,
+        padding=padding,
+        cin=draw(st.integers(1, 40)),
+        cout=draw(st.integers(1, 40)),
+        layout=draw(st.sampled_from(cases.LAYOUTS)),
+        bias=draw(st.booleans()),
+        side=draw(st.booleans()),
+        act=draw(st.sampled_from(cases.ACTIVATIONS)),
+        dtype=draw(st.sampled_from(["float32", "float64"])),
+    )
+    if min(case.output_image()) > 0:
+        check(case, seed=draw(st.integers(0, 1000)))
+
+
+# Stock TensorFlow refuses these where the shape is known before running.
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+def test_window_larger_than_the_image_gives_an_empty_output(layout, isa):
+    case = cases.ConvCase(
+        image=(2, 9), kernel=(3, 3), padding="VALID", layout=layout, dtype="float64"
+    )
+    x, filters, bias, _, _ = cast([*case.inputs()[:3], None, None], "float64")
+    with tf.GradientTape() as tape:
+        tape.watch([x, filters, bias])
+        y = fused(x, filters, bias, None, **case.attributes())
+    assert y.shape == case.ordered(2, (0, 7), 4)
+    for gradient, value in zip(
+        tape.gradient(y, [x, filters, bias]), [x, filters, bias], strict=True
+    ):
+        np.testing.assert_array_equal(gradient, np.zeros(value.shape))
+
+
+@pytest.mark.parametrize(("cin", "cout"), [(0, 3), (3, 0)])
+def test_no_channels(cin, cout, isa):
+    x, filters = tf.ones((2, 4, 4, cin)), tf.ones((3, 3, cin, cout))
+    bias = tf.range(cout, dtype=tf.float32)
+    with tf.GradientTape() as tape:
+        tape.watch([x, filters, bias])
+        y = conv2d_bias_act(x, filters, bias, activation="none")
+    np.testing.assert_array_equal(y, np.broadcast_to(bias, (2, 4, 4, cout)))
+    dx, dfilters, dbias = tape.gradient(y, [x, filters, bias])
+    np.testing.assert_array_equal(dx, tf.zeros_like(x))
+    np.testing.assert_array_equal(dfilters, tf.zeros_like(filters))
+    np.testing.assert_array_equal(dbias, np.full(cout, 32))
+
+
+ACCEPTED = [
+    {"strides": 2},
+    {"strides": [2]},
+    {"strides": (2, 1)},
+    {"strides": [1, 2, 1, 1]},
+    {"dilations": 2},
+    {"dilations": [1, 1, 2, 1]},
+    {"padding": "VALID"},
+    {"padding": [[0, 0], [1, 2], [0, 3], [0, 0]]},
+]
+
+
+@pytest.mark.parametrize("keywords", ACCEPTED, ids=str)
+def test_arguments_of_tf_nn_conv2d(keywords):
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(2, 6, 7, 3)), rng.normal(size=(3, 3, 3, 4))
+    expected = tf.nn.conv2d(x, w, **{"strides": 1, "padding": "SAME", **keywords})
+    value = conv2d_bias_act(x, w, activation=None, **keywords)
+    assert_close("y", value, expected, "float64")
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_more_batch_dimensions(static):
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(2, 3, 5, 6, 3)), rng.normal(size=(3, 3, 3, 4))
+    side = rng.normal(size=(2, 3, 5, 6, 4))
+    dims = (2, 3, 5, 6, 3) if static else (None, None, None, 6, 3)
+
+    @tf.function(input_signature=[tf.TensorSpec(dims, tf.float64)])
+    def run(x):
+        return conv2d_bias_act(x, w, activation="relu", side_input=side)
+
+    expected = tf.nn.relu(tf.nn.conv2d(x, w, 1, "SAME") + side)
+    assert_close("y", run(x), expected, "float64")
+    assert run.get_concrete_function().output_shapes.rank == 5
+
+
+def test_what_converts_to_tensors():
+    x, w = np.ones((1, 2, 2, 1), np.float32), tf.Variable(np.ones((1, 1, 1, 1), np.float32))
+    y = conv2d_bias_act(x, w, [3.0], side_input=x.tolist())
+    np.testing.assert_array_equal(y, np.full((1, 2, 2, 1), 5))
+
+
+@pytest.mark.parametrize("name", ["gelu", "swish", "linear", "hard_silu"])
+def test_other_names_of_activations(name):
+    x = np.linspace(-4, 4, 16).reshape(1, 4, 4, 1)
+    value = conv2d_bias_act(x, np.ones((1, 1, 1, 1)), activation=name)
+    stock = {
+        "gelu": lambda z: 0.5 * z * (1 + tf.math.erf(z / np.sqrt(2))),
+        "swish": tf.nn.swish,
+        "linear": tf.identity,
+        "hard_silu": tf.keras.activations.hard_silu,
+    }
+    assert_close("y", value, stock[name](tf.constant(x)), "float64")
+
+
+def test_nan_and_infinity_pass_through(isa):
+    x = tf.constant([np.nan, np.inf, -np.inf, 1.0])[None, None, :, None]
+    for act in cases.ACTIVATIONS:
+        y = conv2d_bias_act(x, tf.ones((1, 1, 1, 1)), activation=act, alpha=cases.ALPHA)
+        expected = activations.STOCK[act](x, cases.ALPHA)
+        assert np.isnan(y[0, 0, 0, 0]), act
+        np.testing.assert_allclose(y[0, 0, 1:2, 0], expected[0, 0, 1:2, 0], err_msg=act)
