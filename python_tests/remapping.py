@@ -63,7 +63,9 @@ def assert_same(found, expected, units=64):
 
 def specs(args, unknown_batch=False):
     """Returns the TensorSpecs of arguments, if asked for with the first dimension unknown."""
-    return [tf.TensorSpec([None, *a.shape[1:]] if unknown_batch else a.shape, a.dtype) for a in args]
+    return [
+        tf.TensorSpec([None, *a.shape[1:]] if unknown_batch else a.shape, a.dtype) for a in args
+    ]
 
 
 def check(fn, args, rules, gradients=0, unknown_batch=(), units=64):

@@ -106,7 +106,7 @@ class Candidate:
                     continue
                 if self.view.is_fetched(tensor):
                     return f"{tensor.name} is an output of the graph"
-                for user, _ in self.view.consumers(tensor):
+                for user in self.view.users(tensor):
                     if user not in self._inside:
                         return f"{tensor.name} is also used by {user.name}"
         return None
@@ -124,7 +124,7 @@ class Candidate:
         return None
 
     def _users(self, tensors):
-        users = (op for tensor in tensors for op, _ in self.view.consumers(tensor))
+        users = (op for tensor in tensors for op in self.view.users(tensor))
         return {op for op in users if op not in self._inside}
 
     def _used_outside(self, tensor):

@@ -1,5 +1,8 @@
 """An index over a TensorFlow graph: consumers, liveness, order and cached attributes.
 
+An op is live if outputs or side effects depend on it. Dead ops still take part in matching (autodiff leaves the last
+op of an activation dead where only its gradient is used), but they have no say in what may be replaced.
+
 The matcher and the rewriter see a graph only through `GraphView`, which is kept up to date while nodes are replaced.
 """
 
@@ -17,7 +20,7 @@ GRADIENT = "_gradient_op_type"
 
 
 class GraphView:
-    """The live part of a graph: what the outputs and the stateful ops need.
+    """A graph while it is being rewritten.
 
     Attributes:
         graph: The tf.Graph.
@@ -36,14 +39,12 @@ class GraphView:
         self._fetched = {id(output) for output in outputs}
         self._attrs = {}
         self._constants = {}
-        self._removed = set()
         self._by_type = collections.defaultdict(list)
         self._consumers = collections.defaultdict(list)
         self._sort()
         self._live = _live_ops(self.position, outputs)
         for op in self.position:
-            if op in self._live:
-                self._index(op)
+            self._index(op)
 
     def _sort(self):
         self.position = {op: place for place, op in enumerate(_topological(self.graph.get_operations()))}
@@ -55,7 +56,7 @@ class GraphView:
 
     def ops(self, op_type):
         """Returns the live ops of a type."""
-        return [op for op in self._by_type.get(op_type, ()) if op not in self._removed]
+        return [op for op in self._by_type.get(op_type, ()) if op in self._live]
 
     def has(self, op_types):
         """Returns whether the graph has ops of all these types."""
@@ -65,21 +66,17 @@ class GraphView:
         """Returns whether outputs or side effects depend on an op."""
         return op in self._live
 
-    def is_removed(self, op):
-        """Returns whether an op has been replaced."""
-        return op in self._removed
-
     def consumers(self, tensor):
-        """Returns the live (op, input port) pairs that read a tensor."""
+        """Returns the (op, input port) pairs that read a tensor."""
         return self._consumers.get(id(tensor), ())
+
+    def users(self, tensor):
+        """Returns the live ops that read a tensor."""
+        return [op for op, _ in self.consumers(tensor) if op in self._live]
 
     def is_fetched(self, tensor):
         """Returns whether the tensor leaves the graph."""
         return id(tensor) in self._fetched
-
-    def is_used(self, tensor):
-        """Returns whether anything reads the tensor or it leaves the graph."""
-        return bool(self.consumers(tensor)) or self.is_fetched(tensor)
 
     def attrs(self, op):
         """Returns the attributes that decide what an op computes, as a dict of AttrValue protos."""
@@ -98,7 +95,6 @@ class GraphView:
 
     def remove(self, ops):
         """Takes ops out of the index (not out of the graph)."""
-        self._removed.update(ops)
         self._live.difference_update(ops)
         for op in ops:
             for port, tensor in enumerate(op.inputs):
@@ -114,7 +110,7 @@ class GraphView:
         self._live.add(op)
         self._index(op)
         before = [tensor.op for tensor in op.inputs] + op.control_inputs
-        after = [user for tensor in op.outputs for user, _ in self.consumers(tensor)]
+        after = [user for tensor in op.outputs for user in self.users(tensor)]
         low = max((self.position[other] for other in before), default=-1)
         high = min((self.position.get(other, low + 1) for other in after), default=low + 1)
         if low < high:
@@ -145,11 +141,10 @@ class GraphView:
         return [op for op in reversed(_topological(ops)) if op not in live and op.type != "Placeholder"]
 
     def redirect(self, old, new):
-        """Makes all live consumers of one tensor, and the graph's outputs, use another."""
-        for op, port in list(self.consumers(old)):
+        """Makes all consumers of one tensor, and the graph's outputs, use another."""
+        for op, port in self._consumers.pop(id(old), ()):
             op._update_input(port, new)
             self._consumers[id(new)].append((op, port))
-        self._consumers.pop(id(old), None)
         if id(old) in self._fetched:
             self._fetched.discard(id(old))
             self._fetched.add(id(new))

@@ -185,17 +185,21 @@ class Matcher:
         if value is None or value.shape != literal.value.shape or value.dtype != literal.value.dtype:
             return False
         if not same_constant(value, literal.value):
-            words = f"constant {tensor.op.name} is {value}, not {literal.value}"
+            words = f"constant {tensor.op.name} is {_text(value)}, not {_text(literal.value)}"
             if not self._tolerate(binding, words):
                 return False
         binding.constants |= {tensor.op}
         return True
 
     def _tolerate(self, binding, words):
-        if not self._allow_mismatch or binding.mismatch is not None:
+        if not self._allow_mismatch or binding.mismatch not in (None, words):
             return False
         binding.mismatch = words
         return True
+
+
+def _text(value):
+    return f"{float(value):.6g}" if value.ndim == 0 else str(value.tolist())
 
 
 def same_constant(a, b):

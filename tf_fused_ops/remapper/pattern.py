@@ -121,7 +121,9 @@ def trace_joint(function, specs, differentiable, anchor):
             outputs = function(**operands)
         dy = tf.compat.v1.placeholder(outputs["y"].dtype, outputs["y"].shape)
         gradients = tape.gradient(outputs["y"], sources, output_gradients=dy)
-    outputs |= {f"d_{name}": gradient for name, gradient in gradients.items()}
+    # A gradient that is dy itself is nobody's work.
+    gradients = {f"d_{name}": g for name, g in gradients.items() if g is not None and g is not dy}
+    outputs |= gradients
     return _extract(graph, operands | {"dy": dy}, outputs, anchor)
 
 

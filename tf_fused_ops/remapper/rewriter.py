@@ -84,7 +84,7 @@ class _Rewriter:
         anchors = [op for op_type in rules.BY_ANCHOR for op in self.view.ops(op_type)]
         before = len(self.report.fused)
         for anchor in sorted(anchors, key=self.view.position.get, reverse=True):
-            if not self.view.is_removed(anchor):
+            if self.view.is_live(anchor):
                 self._try_rules(anchor)
         return len(self.report.fused) > before
 
@@ -134,9 +134,7 @@ class _Rewriter:
         forward = matcher.match(match.node(rule.anchor), match.outputs)
         found, used = [], set()
         while forward is not None:
-            binding = forward
-            for name in traced.outputs.keys() - match.outputs.keys():
-                binding = matcher.extend(binding, name, excluded=used) or binding
+            binding = _extend(matcher, forward, traced.outputs.keys() - match.outputs.keys(), used)
             nodes = tuple(op for node, op in sorted(binding.nodes.items()) if node not in forward.nodes)
             if not nodes:
                 break
@@ -198,6 +196,20 @@ class _Rewriter:
             nodes = tuple(op.name for op in match.nodes)
             self._refused[rule.name, root] = Refusal(rule.name, nodes, reason)
             log.vlog(log.NEAR_MISS, f"Not fused: {rule.describe(match)[0]} at {root.name}: {reason}")
+
+
+def _extend(matcher, binding, names, used):
+    """Returns a binding with as many of the named outputs as there are; each may make others reachable."""
+    missing = sorted(names)
+    progress = True
+    while progress:
+        progress = False
+        for name in list(missing):
+            extended = matcher.extend(binding, name, excluded=used)
+            if extended:
+                binding, progress = extended, True
+                missing.remove(name)
+    return binding
 
 
 def _messages(candidate, wanted):
