@@ -116,7 +116,8 @@ BatchNormPlan PlanBatchNorm(const BatchNormShape& shape) {
   p.outer = shape.outer;
   p.channels = shape.channels;
   p.inner = shape.inner;
-  if (p.outer == 0 || p.channels == 0 || p.inner == 0) return p;
+  p.elements = p.outer * p.channels * p.inner;
+  if (p.elements == 0) return p;
   p.planes = p.inner >= kMinPlane;
   if (p.planes) {
     PlanPlanes(&p);
@@ -127,7 +128,7 @@ BatchNormPlan PlanBatchNorm(const BatchNormShape& shape) {
   int64_t unit = 64 * (p.planes ? p.inner : p.width);
   if (unit > kMaxChunkUnit) unit = 64;
   p.chunk = unit * std::max<int64_t>(1, kChunkElements / unit);
-  p.num_chunks = CeilDiv(p.outer * p.channels * p.inner, p.chunk);
+  p.num_chunks = CeilDiv(p.elements, p.chunk);
   return p;
 }
 

@@ -13,61 +13,58 @@ struct Apply {
   const BatchNormPlan& plan;
   Columns<A> columns;
   ArrayFunction<A>* activate;  // null for none and relu
+  Output<T> y;
 
   const T* x() const { return static_cast<const T*>(args.x); }
   const T* side() const { return static_cast<const T*>(args.side); }
-  T* y() const { return static_cast<T*>(args.y); }
 
   void operator()(int64_t chunk, int /*worker*/) const {
     const int64_t begin = chunk * plan.chunk;
-    const int64_t end =
-        Min(begin + plan.chunk, plan.outer * plan.channels * plan.inner);
-    const bool whole = activate == nullptr && args.mask == nullptr;
-    const int64_t step = whole ? plan.chunk : kBufferElements;
-    for (int64_t at = begin; at < end; at += step) {
-      const int64_t stop = Min(at + step, end);
-      if (activate != nullptr) {
-        ActivatePart(at, stop);
-      } else if (args.activation == Activation::kRelu) {
-        Normalize<true>(at, stop, y() + at);
-      } else {
-        Normalize<false>(at, stop, y() + at);
+    const int64_t end = Min(begin + plan.chunk, plan.elements);
+    if (activate != nullptr || args.mask != nullptr) {
+      for (int64_t at = begin; at < end; at += kBufferElements) {
+        Buffered(at, Min(at + kBufferElements, end));
       }
-      if (args.mask != nullptr)
-        PackMask(y() + at, stop - at, args.mask + at / 8);
+    } else {
+      Normalize(begin, end, y.At(begin));
+    }
+    if (y.stream) FlushStores();
+  }
+
+  template <class Out>
+  void Normalize(int64_t begin, int64_t end, Output<Out> out) const {
+    if (args.activation == Activation::kRelu) {
+      side() != nullptr ? Normalize<true, true>(begin, end, out)
+                        : Normalize<true, false>(begin, end, out);
+    } else {
+      side() != nullptr ? Normalize<false, true>(begin, end, out)
+                        : Normalize<false, false>(begin, end, out);
     }
   }
 
-  template <bool kRelu, class Out>
-  void Normalize(int64_t begin, int64_t end, Out* out) const {
+  template <bool kRelu, bool kSide, class Out>
+  void Normalize(int64_t begin, int64_t end, Output<Out> out) const {
     ForDenseRows(
         plan, columns, begin, end,
         [&](int64_t at, int64_t rows, int64_t width, const Columns<A>& local) {
-          if (side() != nullptr) {
-            ApplyRows<kRelu, true>(x() + at, side() + at, rows, width, width,
-                                   width, local, out + (at - begin));
-          } else {
-            ApplyRows<kRelu, false>(x() + at, x(), rows, width, width, width,
-                                    local, out + (at - begin));
-          }
+          ApplyRows<kRelu, kSide>(x() + at, kSide ? side() + at : nullptr, rows,
+                                  width, width, width, local,
+                                  out.At(at - begin));
         });
   }
 
-  void ActivatePart(int64_t begin, int64_t end) const {
-    const A alpha = static_cast<A>(args.alpha);
-    if constexpr (kIs16Bit<T>) {
-      alignas(64) A buffer[kBufferElements];
-      Normalize<false>(begin, end, buffer);
-      activate(buffer, end - begin, alpha);
-      ForColumns<A>(end - begin, [&](int64_t j, auto partial, int n) {
-        constexpr bool kPartial = decltype(partial)::value;
-        StoreColumns<kPartial>(y() + begin + j,
-                               LoadColumns<kPartial>(buffer + j, n), n);
-      });
-    } else {
-      Normalize<false>(begin, end, y() + begin);
-      activate(y() + begin, end - begin, alpha);
-    }
+  // What needs more than one pass over the values makes them in the cache.
+  void Buffered(int64_t begin, int64_t end) const {
+    alignas(64) A buffer[kBufferElements];
+    const int64_t n = end - begin;
+    Normalize(begin, end, Output<A>{buffer, false});
+    if (activate != nullptr) activate(buffer, n, static_cast<A>(args.alpha));
+    if (args.mask != nullptr) PackMask(buffer, n, args.mask + begin / 8);
+    ForColumns<A>(n, [&](int64_t j, auto partial, int count) {
+      constexpr bool kPartial = decltype(partial)::value;
+      y.template Store<kPartial>(
+          begin + j, LoadColumns<kPartial>(buffer + j, count), count);
+    });
   }
 };
 
@@ -88,8 +85,11 @@ bool BatchNormApply(const BatchNormApplyArgs& args, const Parallel& parallel,
     const bool direct = args.activation == Activation::kNone ||
                         args.activation == Activation::kRelu;
     Apply<T> apply{
-        args, plan, columns,
-        direct ? nullptr : ArrayActivation<false, A>(args.activation)};
+        args,
+        plan,
+        columns,
+        direct ? nullptr : ArrayActivation<false, A>(args.activation),
+        {static_cast<T*>(args.y), Streams<T>(plan, args.y, args.x, args.side)}};
     ParallelFor(parallel, plan.num_chunks, plan.chunk, apply);
     return true;
   });

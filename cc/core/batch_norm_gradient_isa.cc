@@ -35,10 +35,10 @@ struct Gradient {
     }
     if (side() != nullptr) {
       ApplyRows<false, true>(x() + offset, side() + offset, rows, stride, width,
-                             width, local, to);
+                             width, local, Output<A>{to, false});
     } else {
       ApplyRows<false, false>(x() + offset, x(), rows, stride, width, width,
-                              local, to);
+                              local, Output<A>{to, false});
     }
     slope(to, rows * width, static_cast<A>(args.alpha));
   }
@@ -134,11 +134,14 @@ struct GradientApply {
   template <bool kCentered, bool kSide>
   void Run(int64_t chunk) const {
     const BatchNormPlan& plan = context.plan;
-    T* x_grad = static_cast<T*>(context.args.x_grad);
-    T* side_grad = static_cast<T*>(context.args.side_grad);
+    const BatchNormGradientArgs& args = context.args;
+    const Output<T> x_grad{static_cast<T*>(args.x_grad),
+                           Streams<T>(plan, args.x_grad, args.dy, args.x)};
+    const Output<T> side_grad{
+        static_cast<T*>(args.side_grad),
+        Streams<T>(plan, args.side_grad, nullptr, args.dy)};
     const int64_t begin = chunk * plan.chunk;
-    const int64_t end =
-        Min(begin + plan.chunk, plan.outer * plan.channels * plan.inner);
+    const int64_t end = Min(begin + plan.chunk, plan.elements);
     constexpr bool kBuffer = kSlope == SlopeKind::kBuffer;
     const int64_t step = kBuffer ? kBufferElements : plan.chunk;
     alignas(64) A slopes[kBuffer ? kBufferElements : 1];
@@ -150,10 +153,11 @@ struct GradientApply {
                        context.Slopes(at, rows, width, width, local, slopes);
                      GradientRows<kSlope, kCentered, kSide>(
                          context.dy() + at, context.x() + at, slopes, rows,
-                         width, local, x_grad + at,
-                         kSide ? side_grad + at : nullptr);
+                         width, local, x_grad.At(at),
+                         kSide ? side_grad.At(at) : side_grad);
                    });
     }
+    if (x_grad.stream || side_grad.stream) FlushStores();
   }
 };
 

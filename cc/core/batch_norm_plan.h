@@ -25,6 +25,7 @@ constexpr std::int64_t kMaxSplits = 64;
 
 struct BatchNormPlan {
   std::int64_t outer, channels, inner;
+  std::int64_t elements;
   bool planes;
 
   // Interleaved.

@@ -109,8 +109,7 @@ void Reduce(const BatchNormPlan& plan, const typename Reducer::Context& context,
   Reduction<Reducer> reduction{plan, context, first, second};
   const int64_t tasks = plan.num_splits * (plan.planes ? plan.num_channel_groups
                                                        : plan.num_tiles);
-  const int64_t elements = plan.outer * plan.channels * plan.inner;
-  ParallelFor(parallel, tasks, elements / tasks, reduction);
+  ParallelFor(parallel, tasks, plan.elements / tasks, reduction);
 }
 
 template <class T>

@@ -82,6 +82,62 @@ TFO_INLINE void StoreColumns(T* to, Vec<Accumulator<T>> v, int n) {
   }
 }
 
+// Stores past the caches, where the instruction set can; `to` is aligned to the
+// bytes stored. FlushStores must follow before another thread reads.
+template <class T>
+TFO_INLINE void StoreStreaming(T* to, Vec<Accumulator<T>> v) {
+#if defined(__x86_64__)
+  using A = Accumulator<T>;
+  constexpr int kBytes = kLanes<A> * static_cast<int>(sizeof(T));
+  alignas(kBytes) T block[kLanes<A>];
+  StoreAs(block, v);
+#if defined(__AVX512F__)
+  if constexpr (kBytes == 64) {
+    __m512i bits;
+    __builtin_memcpy(&bits, block, kBytes);
+    return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), bits);
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (kBytes == 32) {
+    __m256i bits;
+    __builtin_memcpy(&bits, block, kBytes);
+    return _mm256_stream_si256(reinterpret_cast<__m256i*>(to), bits);
+  }
+#endif
+  if constexpr (kBytes == 16) {
+    __m128i bits;
+    __builtin_memcpy(&bits, block, kBytes);
+    return _mm_stream_si128(reinterpret_cast<__m128i*>(to), bits);
+  }
+#endif
+  StoreAs(to, v);
+}
+
+TFO_INLINE void FlushStores() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+// An output tensor. `stream`: its whole vectors bypass the caches.
+template <class T>
+struct Output {
+  T* data;
+  bool stream;
+
+  Output At(int64_t element) const { return {data + element, stream}; }
+
+  template <bool kPartial>
+  TFO_INLINE void Store(int64_t element, Vec<Accumulator<T>> v, int n) const {
+    if (!kPartial && stream) {
+      StoreStreaming(data + element, v);
+    } else {
+      StoreColumns<kPartial>(data + element, v, n);
+    }
+  }
+};
+
 template <class V>
 TFO_INLINE V SumRows(const V (&v)[4]) {
   return (v[0] + v[1]) + (v[2] + v[3]);
@@ -117,7 +173,7 @@ void MomentsRows(const T* x, int64_t rows, int64_t stride, int64_t width,
 template <bool kRelu, bool kSide, class T, class Out, class A = Accumulator<T>>
 void ApplyRows(const T* x, const T* side, int64_t rows, int64_t stride,
                int64_t out_stride, int64_t width, const Columns<A>& columns,
-               Out* y) {
+               Output<Out> y) {
   ForRows(rows, [&](int64_t row, auto count) {
     ForColumns<A>(width, [&](int64_t j, auto partial, int n) {
       constexpr bool kPartial = decltype(partial)::value;
@@ -129,7 +185,7 @@ void ApplyRows(const T* x, const T* side, int64_t rows, int64_t stride,
         Vec<A> z = (LoadColumns<kPartial>(x + at, n) - mean) * scale + offset;
         if constexpr (kSide) z += LoadColumns<kPartial>(side + at, n);
         if constexpr (kRelu) z = z <= Vec<A>{} ? Vec<A>{} : z;
-        StoreColumns<kPartial>(y + (row + r) * out_stride + j, z, n);
+        y.template Store<kPartial>((row + r) * out_stride + j, z, n);
       }
     });
   });
@@ -180,8 +236,8 @@ void GradientSumRows(const T* dy, const T* x, const A* slope, int64_t rows,
 template <SlopeKind kSlope, bool kCentered, bool kSide, class T,
           class A = Accumulator<T>>
 void GradientRows(const T* dy, const T* x, const A* slope, int64_t rows,
-                  int64_t width, const Columns<A>& columns, T* x_grad,
-                  T* side_grad) {
+                  int64_t width, const Columns<A>& columns, Output<T> x_grad,
+                  Output<T> side_grad) {
   ForRows(rows, [&](int64_t row, auto count) {
     ForColumns<A>(width, [&](int64_t j, auto partial, int n) {
       constexpr bool kPartial = decltype(partial)::value;
@@ -201,8 +257,8 @@ void GradientRows(const T* dy, const T* x, const A* slope, int64_t rows,
         Vec<A> gradient = dz;
         if constexpr (kCentered)
           gradient = (dz - dz_mean) - centered * dz_x_mean;
-        StoreColumns<kPartial>(x_grad + at, scale * gradient, n);
-        if constexpr (kSide) StoreColumns<kPartial>(side_grad + at, dz, n);
+        x_grad.template Store<kPartial>(at, scale * gradient, n);
+        if constexpr (kSide) side_grad.template Store<kPartial>(at, dz, n);
       }
     });
   });
