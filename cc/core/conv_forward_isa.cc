@@ -11,14 +11,11 @@ bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
       scratch.Allocate<Tap>(s.kernel_h * s.kernel_w + 1), 0, 0, 0, 0, 0};
   if (taps.taps == nullptr) return false;
   ForwardTaps(s, &taps);
-  const FilterMap filter_map = s.filters_transposed
-                                   ? FilterMap{1, s.in_c, s.in_c * s.out_c}
-                                   : FilterMap{s.out_c, 1, s.in_c * s.out_c};
   return Correlate<T>(
       {InputWindows<T>(s, args.input, taps),
        s.out_c,
        static_cast<const T*>(args.filters),
-       filter_map,
+       FilterMapOf(s),
        {static_cast<T*>(args.y), static_cast<T*>(args.pre_activation),
         static_cast<const T*>(args.bias),
         static_cast<const T*>(args.side_input), args.activation,

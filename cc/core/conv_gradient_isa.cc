@@ -8,9 +8,8 @@ bool InputGradient(const ConvGradientArgs& args, const ConvShape& s,
                    const Source<T>& dz, const AddressMap& dz_map,
                    const AddressMap& x_map, TapList taps,
                    const Parallel& parallel, const Scratch& scratch) {
-  const FilterMap filter_map = s.filters_transposed
-                                   ? FilterMap{s.in_c, 1, s.in_c * s.out_c}
-                                   : FilterMap{1, s.out_c, s.in_c * s.out_c};
+  const FilterMap map = FilterMapOf(s);
+  const FilterMap transposed{map.column, map.row, map.matrix};
   // A strided convolution falls into stride_h * stride_w dense ones, each for
   // every stride-th pixel of x.
   for (std::int64_t phase_h = 0; phase_h < Min(s.stride_h, s.in_h); ++phase_h) {
@@ -24,7 +23,7 @@ bool InputGradient(const ConvGradientArgs& args, const ConvShape& s,
                           CeilDiv(s.in_w - phase_w, s.stride_w)},
                          s.in_c,
                          static_cast<const T*>(args.filters),
-                         filter_map,
+                         transposed,
                          {dx,
                           nullptr,
                           nullptr,

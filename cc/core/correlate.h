@@ -28,6 +28,9 @@ TFO_INLINE std::int64_t EvenPart(std::int64_t total, std::int64_t most) {
 // What is gathered for one task at a time; it shares the second-level cache
 // with a panel of filters.
 constexpr std::int64_t kBandBytes = 384 << 10;
+// Panels that stay there while the band passes: a tile's rows are read, and its
+// rows of the output written, for all of them in turn.
+constexpr std::int64_t kPanelsBytes = 512 << 10;
 // Fewer multiply-adds than this are not worth a task of their own.
 constexpr std::int64_t kTaskWork = 1 << 20;
 constexpr std::int64_t kWantedTasks = 32;
@@ -124,6 +127,11 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
       CeilDiv(panels, Min(panels, CeilDiv(wanted, images_and_bands)));
   const std::int64_t panel_groups = CeilDiv(panels, panels_per_task);
 
+  const std::int64_t panels_together =
+      Max(kPanelsBytes / static_cast<std::int64_t>(sizeof(A)) /
+              (Max(depth, 1) * kColumns),
+          1);
+
   Segment* segments = scratch.Allocate<Segment>(x.taps.count + 1);
   A* packed = scratch.Allocate<A>(panels * depth * kColumns);
   const std::int64_t band_size =
@@ -164,29 +172,26 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
     const std::int64_t tile_rows = EvenPart(columns, kTileRows);
     const std::int64_t last_panel = Min(panels, (group + 1) * panels_per_task);
     alignas(64) A tile[kTileRows * kColumns];
-    for (std::int64_t panel = group * panels_per_task; panel < last_panel;
-         ++panel) {
-      const std::int64_t channel = panel * kColumns;
-      const int num_columns =
-          static_cast<int>(Min(c.out_channels - channel, kColumns));
-      TileOperands<A> operands{nullptr,
-                               x.stride_w * pitch,
-                               1,
-                               segments,
-                               num_segments,
-                               packed + panel * depth * kColumns,
-                               kColumns,
-                               tile,
-                               kColumns,
-                               false};
+    TileOperands<A> operands{
+        nullptr, x.stride_w * pitch, 1,    segments, num_segments,
+        nullptr, kColumns,           tile, kColumns, false};
+    for (std::int64_t first = group * panels_per_task; first < last_panel;
+         first += panels_together) {
+      const std::int64_t last = Min(first + panels_together, last_panel);
       for (std::int64_t i = 0; i < rows; ++i) {
         for (std::int64_t j = 0; j < columns; j += tile_rows) {
           const int num_rows = static_cast<int>(Min(columns - j, tile_rows));
+          const std::int64_t at = c.epilogue.map.Offset(n, i0 + i, j0 + j);
           operands.a =
               from + i * x.stride_h * row_pitch + j * x.stride_w * pitch;
-          SelectTile<A, true>(num_rows, num_columns)(operands);
-          WriteTile(c.epilogue, c.epilogue.map.Offset(n, i0 + i, j0 + j),
-                    channel, tile, num_rows, num_columns);
+          for (std::int64_t panel = first; panel < last; ++panel) {
+            const std::int64_t channel = panel * kColumns;
+            const int num_columns =
+                static_cast<int>(Min(c.out_channels - channel, kColumns));
+            operands.b = packed + panel * depth * kColumns;
+            SelectTile<A, true>(num_rows, num_columns)(operands);
+            WriteTile(c.epilogue, at, channel, tile, num_rows, num_columns);
+          }
         }
       }
     }

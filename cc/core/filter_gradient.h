@@ -18,9 +18,9 @@ namespace {
 // alone is larger.
 constexpr std::int64_t kPartialSumBytes = 4 << 20;
 constexpr std::int64_t kMaxSlices = 16;
-// Long enough that loading and storing a tile's sums does not count, short
-// enough for the first-level cache.
-constexpr std::int64_t kPixelsPerBand = 256;
+// The length of a tile's products: long enough that loading and storing its
+// sums does not count.
+constexpr std::int64_t kPixelsPerBand = 512;
 
 template <class T>
 struct FilterGradient {
@@ -34,13 +34,14 @@ struct FilterGradient {
 };
 
 template <class A>
-TFO_INLINE void AddColumnSums(const A* rows, std::int64_t num_rows, A* sums) {
+TFO_INLINE void SumColumns(const A* rows, std::int64_t num_rows, A* sums,
+                           bool accumulate) {
   constexpr int lanes = kLanes<A>;
   for (int j = 0; j < kTileColumns<A>; j += lanes) {
     Vec<A> sum{};
     for (std::int64_t i = 0; i < num_rows; ++i)
       sum += Load(rows + i * kTileColumns<A> + j);
-    Store(sums + j, Load(sums + j) + sum);
+    Store(sums + j, accumulate ? Load(sums + j) + sum : sum);
   }
 }
 
@@ -65,35 +66,79 @@ void ScatterPanel(const Accumulator<T>* rows, const AddressMap& map,
   }
 }
 
-// Adds the slices of [rows, columns padded to panels] sums and writes them with
-// the filters' own layout.
+// How the work is cut; a function of the shape alone.
+struct FilterGradientPlan {
+  std::int64_t block;  // channels of x at a time
+  std::int64_t pitch, row_pitch;
+  bool direct;
+  Bands bands;
+  std::int64_t num_bands, panels, rows;
+  std::int64_t slices, groups, panels_per_group;
+
+  // Sums lie as the tiles write them: [slice, panel, row, column of the panel].
+  // The last row of a panel is the bias gradient.
+  template <class A>
+  TFO_INLINE std::int64_t PanelSize() const {
+    return (rows + 1) * kTileColumns<A>;
+  }
+};
+
 template <class T>
-void ReduceSlices(const Accumulator<T>* partial, std::int64_t slices,
-                  std::int64_t slice_size, std::int64_t rows,
-                  std::int64_t channels, std::int64_t columns,
-                  const FilterMap& map, T* to, const Parallel& parallel) {
+FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g) {
+  using A = Accumulator<T>;
+  constexpr std::int64_t kElements = kBandBytes / sizeof(A);
+  const ConvShape& s = g.shape;
+  FilterGradientPlan p;
+  p.direct = g.x.ReadDirectly() && PixelPitch<A>(s.in_c) == s.in_c;
+  // Many channels are taken in blocks, so that a band holds enough pixels.
+  // Blocks of neighbouring taps must not touch: their rows of dw do not.
+  p.block = s.in_c;
+  p.pitch = PixelPitch<A>(s.in_c);
+  const std::int64_t fitting =
+      Max(kElements / (kPixelsPerBand * s.stride_h * s.stride_w), 64) /
+      kTileRows * kTileRows;
+  if (!p.direct && s.in_c > fitting + fitting / 2) {
+    p.block = fitting;
+    p.pitch = p.block + kLanes<A>;
+  }
+  p.bands = CutIntoBands(g.x, p.pitch, kPixelsPerBand);
+  p.row_pitch = p.direct ? g.x.map.h : p.bands.source_columns * p.pitch;
+  p.num_bands = s.batch * p.bands.down * p.bands.across;
+  p.panels = NumPanels<A>(s.out_c);
+  p.rows = g.filters_gradient == nullptr ? 0 : g.x.taps.count * s.in_c;
+  const std::int64_t slice_bytes = p.panels * p.PanelSize<A>() * sizeof(A);
+  p.slices =
+      Max(Min(Min(p.num_bands, kMaxSlices), kPartialSumBytes / slice_bytes), 1);
+  p.panels_per_group =
+      CeilDiv(p.panels, Min(p.panels, CeilDiv(kMaxSlices, p.slices)));
+  p.groups = CeilDiv(p.panels, p.panels_per_group);
+  return p;
+}
+
+// Adds the slices of one row of sums, [slices, panels, rows, columns of the
+// panel], and writes it.
+template <class T>
+void ReduceRow(const Accumulator<T>* sums, const FilterGradientPlan& p,
+               std::int64_t columns, std::int64_t stride, T* to) {
   using A = Accumulator<T>;
   constexpr int lanes = kLanes<A>;
-  const std::int64_t padded = NumPanels<A>(columns) * kTileColumns<A>;
-  auto task = [&](std::int64_t row, int) {
-    T* target = to + row / channels * map.matrix + row % channels * map.row;
-    for (std::int64_t j = 0; j < columns; j += lanes) {
-      const A* from = partial + row * padded + j;
-      Vec<A> sum = Load(from);
-      for (std::int64_t s = 1; s < slices; ++s)
-        sum += Load(from + s * slice_size);
-      const int n = static_cast<int>(Min(lanes, columns - j));
-      if (map.column != 1) {
-        for (int l = 0; l < n; ++l)
-          StoreOne(target + (j + l) * map.column, static_cast<A>(sum[l]));
-      } else if (n == lanes) {
-        StoreAs(target + j, sum);
-      } else {
-        StoreAsPartial(target + j, sum, n);
-      }
+  const std::int64_t panel_size = p.PanelSize<A>();
+  for (std::int64_t j = 0; j < columns; j += lanes) {
+    const A* from =
+        sums + j / kTileColumns<A> * panel_size + j % kTileColumns<A>;
+    Vec<A> sum = Load(from);
+    for (std::int64_t s = 1; s < p.slices; ++s)
+      sum += Load(from + s * p.panels * panel_size);
+    const int n = static_cast<int>(Min(lanes, columns - j));
+    if (stride != 1) {
+      for (int l = 0; l < n; ++l)
+        StoreOne(to + (j + l) * stride, static_cast<A>(sum[l]));
+    } else if (n == lanes) {
+      StoreAs(to + j, sum);
+    } else {
+      StoreAsPartial(to + j, sum, n);
     }
-  };
-  ParallelFor(parallel, rows, slices * columns, task);
+  }
 }
 
 template <class T>
@@ -102,131 +147,126 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
   using A = Accumulator<T>;
   constexpr int kColumns = kTileColumns<A>;
   const ConvShape& s = g.shape;
-  const bool products = g.filters_gradient != nullptr;
-  const std::int64_t panels = NumPanels<A>(s.out_c);
-  const std::int64_t rows = products ? g.x.taps.count * s.in_c : 0;
-  const FilterMap filter_map = s.filters_transposed
-                                   ? FilterMap{1, s.in_c, s.in_c * s.out_c}
-                                   : FilterMap{s.out_c, 1, s.in_c * s.out_c};
-  if (s.batch * s.out_h * s.out_w * panels == 0) {
-    if (products) Zero(g.filters_gradient, rows * s.out_c);
+  if (s.batch * s.out_h * s.out_w * s.out_c == 0) {
+    if (g.filters_gradient != nullptr) {
+      Zero(g.filters_gradient, s.kernel_h * s.kernel_w * s.in_c * s.out_c);
+    }
     if (g.bias_gradient != nullptr) Zero(g.bias_gradient, s.out_c);
     return true;
   }
-
-  const bool direct = g.x.ReadDirectly();
-  const std::int64_t pitch = s.in_c;
-  const Bands bands = CutIntoBands(g.x, pitch, kPixelsPerBand);
-  const std::int64_t row_pitch =
-      direct ? g.x.map.h : bands.source_columns * pitch;
-  const std::int64_t num_bands = s.batch * bands.down * bands.across;
-
-  // The last row of a slice's sums is the bias gradient.
-  const std::int64_t padded = panels * kColumns;
-  const std::int64_t slice_size = (rows + 1) * padded;
-  const std::int64_t slices =
-      Max(1, Min(Min(num_bands, kMaxSlices),
-                 kPartialSumBytes / static_cast<std::int64_t>(sizeof(A)) /
-                     slice_size));
-  const std::int64_t groups = Min(panels, CeilDiv(kMaxSlices, slices));
-  const std::int64_t panels_per_group = CeilDiv(panels, groups);
-
-  Segment* runs = scratch.Allocate<Segment>(g.x.taps.count + 1);
-  Segment* image_rows = scratch.Allocate<Segment>(2 * bands.rows);
-  A* partial = scratch.Allocate<A>(slices * slice_size);
+  const FilterGradientPlan p = PlanFilterGradient(g);
+  const Bands& bands = p.bands;
+  const std::int64_t panel_size = p.PanelSize<A>();
+  const bool products = p.rows > 0;
   const std::int64_t x_size =
-      direct || !products
-          ? 0
-          : bands.source_rows * bands.source_columns * pitch + kLanes<A>;
-  const std::int64_t dz_size = bands.rows * bands.columns * kColumns;
-  A* gathered = scratch.Allocate<A>((x_size + dz_size) * parallel.num_workers);
-  if (runs == nullptr || image_rows == nullptr || partial == nullptr ||
+      products && !p.direct
+          ? bands.source_rows * bands.source_columns * p.pitch + kLanes<A>
+          : 0;
+  const std::int64_t dz_panel_size = bands.rows * bands.columns * kColumns;
+  const std::int64_t worker_size = x_size + p.panels_per_group * dz_panel_size;
+  Segment* runs = scratch.Allocate<Segment>(g.x.taps.count + 1);
+  Segment* lines = scratch.Allocate<Segment>(2 * bands.rows);
+  A* partial = scratch.Allocate<A>(p.slices * p.panels * panel_size);
+  A* gathered = scratch.Allocate<A>(worker_size * parallel.num_workers);
+  if (runs == nullptr || lines == nullptr || partial == nullptr ||
       gathered == nullptr) {
     return false;
   }
   // Rows of dw that lie together under x: a tap's channels, or those of several
   // neighbouring taps.
   const std::int64_t num_runs =
-      products ? BuildSegments(g.x.taps, s.in_c, pitch, row_pitch, runs) : 0;
+      products ? BuildSegments(g.x.taps, p.block, p.pitch, p.row_pitch, runs)
+               : 0;
+  // The rows of a band under the first tap: whole ones, then those of the last
+  // band across.
+  for (std::int64_t i = 0; i < bands.rows; ++i) {
+    const std::int64_t offset = i * s.stride_h * p.row_pitch;
+    lines[i] = {offset, bands.columns};
+    lines[bands.rows + i] = {offset,
+                             s.out_w - (bands.across - 1) * bands.columns};
+  }
 
   auto task = [&](std::int64_t index, int worker) {
-    const std::int64_t slice = index / groups, group = index % groups;
-    const std::int64_t first_panel = group * panels_per_group;
-    const std::int64_t last_panel = Min(panels, first_panel + panels_per_group);
-    A* sums = partial + slice * slice_size;
-    A* bias_sums = sums + rows * padded;
-    A* x_band = gathered + worker * (x_size + dz_size);
+    const std::int64_t slice = index / p.groups, group = index % p.groups;
+    const std::int64_t first_panel = group * p.panels_per_group;
+    const std::int64_t last_panel =
+        Min(p.panels, first_panel + p.panels_per_group);
+    A* sums = partial + slice * p.panels * panel_size;
+    A* x_band = gathered + worker * worker_size;
     A* dz_band = x_band + x_size;
-    if (first_panel < last_panel) {
-      Zero(bias_sums + first_panel * kColumns,
-           (last_panel - first_panel) * kColumns);
-    }
-    const std::int64_t first_band = num_bands * slice / slices;
-    const std::int64_t last_band = num_bands * (slice + 1) / slices;
+    const std::int64_t first_band = p.num_bands * slice / p.slices;
+    const std::int64_t last_band = p.num_bands * (slice + 1) / p.slices;
     for (std::int64_t band = first_band; band < last_band; ++band) {
       const std::int64_t j0 = band % bands.across * bands.columns;
       const std::int64_t i0 = band / bands.across % bands.down * bands.rows;
       const std::int64_t n = band / bands.across / bands.down;
       const std::int64_t height = Min(bands.rows, s.out_h - i0);
       const std::int64_t width = Min(bands.columns, s.out_w - j0);
-      const std::int64_t h = i0 * s.stride_h + g.x.taps.min_h,
-                         w = j0 * s.stride_w + g.x.taps.min_w;
-      const A* x = x_band;
-      if (products && direct) {
-        x = reinterpret_cast<const A*>(g.x.source.data +
-                                       g.x.map.Offset(n, h, w));
-      } else if (products) {
-        Gather(g.x.source, g.x.map, n, s.in_h, s.in_w,
-               {h, w, 0, bands.source_rows, bands.source_columns, s.in_c},
-               x_band, pitch);
-      }
-      const Segment* lines =
-          width == bands.columns ? image_rows : image_rows + bands.rows;
+      const bool accumulate = band != first_band;
       for (std::int64_t panel = first_panel; panel < last_panel; ++panel) {
         const std::int64_t channel = panel * kColumns;
-        const std::int64_t num_columns = Min(s.out_c - channel, kColumns);
-        const Box box{i0, j0, channel, height, width, num_columns};
-        Gather(g.dz, g.dz_map, n, s.out_h, s.out_w, box, dz_band, kColumns);
+        const Box box{i0,     j0,    channel,
+                      height, width, Min(s.out_c - channel, kColumns)};
+        A* dz = dz_band + (panel - first_panel) * dz_panel_size;
+        Gather(g.dz, g.dz_map, n, s.out_h, s.out_w, box, dz, kColumns);
         if (g.bias_gradient != nullptr) {
-          AddColumnSums(dz_band, height * width, bias_sums + channel);
+          SumColumns(dz, height * width,
+                     sums + (panel + 1) * panel_size - kColumns, accumulate);
         }
         if (g.side_input_gradient != nullptr) {
-          ScatterPanel(dz_band, g.dz_map, n, box, g.side_input_gradient);
+          ScatterPanel(dz, g.dz_map, n, box, g.side_input_gradient);
         }
-        A* c = sums + channel;
-        for (std::int64_t run = 0; run < num_runs; ++run) {
-          const std::int64_t length = runs[run].length;
-          const std::int64_t tile_rows = EvenPart(length, kTileRows);
-          for (std::int64_t i = 0; i < length; i += tile_rows) {
-            const int num_rows = static_cast<int>(Min(length - i, tile_rows));
-            SelectTile<A, false>(num_rows, static_cast<int>(num_columns))(
-                {x + runs[run].offset + i, 1, s.stride_w * pitch, lines, height,
-                 dz_band, kColumns, c, padded, band != first_band});
-            c += num_rows * padded;
+      }
+      const std::int64_t h = i0 * s.stride_h + g.x.taps.min_h;
+      const std::int64_t w = j0 * s.stride_w + g.x.taps.min_w;
+      for (std::int64_t c0 = 0; products && c0 < s.in_c; c0 += p.block) {
+        const std::int64_t channels = Min(p.block, s.in_c - c0);
+        const A* x = x_band;
+        if (p.direct) {
+          x = reinterpret_cast<const A*>(g.x.source.data +
+                                         g.x.map.Offset(n, h, w));
+        } else {
+          Gather(g.x.source, g.x.map, n, s.in_h, s.in_w,
+                 {h, w, c0, bands.source_rows, bands.source_columns, channels},
+                 x_band, p.pitch);
+        }
+        for (std::int64_t panel = first_panel; panel < last_panel; ++panel) {
+          const int num_columns =
+              static_cast<int>(Min(s.out_c - panel * kColumns, kColumns));
+          A* row = sums + panel * panel_size + c0 * kColumns;
+          for (std::int64_t run = 0; run < num_runs; ++run) {
+            const bool whole = p.block == s.in_c;
+            const std::int64_t length = whole ? runs[run].length : channels;
+            const std::int64_t tile_rows = EvenPart(length, kTileRows);
+            for (std::int64_t i = 0; i < length; i += tile_rows) {
+              const int num_rows = static_cast<int>(Min(length - i, tile_rows));
+              SelectTile<A, false>(num_rows, num_columns)(
+                  {x + runs[run].offset + i, 1, s.stride_w * p.pitch,
+                   width == bands.columns ? lines : lines + bands.rows, height,
+                   dz_band + (panel - first_panel) * dz_panel_size, kColumns,
+                   row + i * kColumns, kColumns, accumulate});
+            }
+            row += (whole ? length : s.in_c) * kColumns;
           }
         }
       }
     }
   };
-  // The rows of a band under the first tap: whole ones, then those of the last
-  // band across.
-  const std::int64_t last_width = s.out_w - (bands.across - 1) * bands.columns;
-  for (std::int64_t i = 0; i < bands.rows; ++i) {
-    image_rows[i] = {i * s.stride_h * row_pitch, bands.columns};
-    image_rows[bands.rows + i] = {i * s.stride_h * row_pitch, last_width};
-  }
-  ParallelFor(
-      parallel, slices * groups,
-      num_bands * bands.rows * bands.columns / slices * Max(rows, 1) * kColumns,
-      task);
+  const std::int64_t pixels = s.batch * s.out_h * s.out_w;
+  ParallelFor(parallel, p.slices * p.groups,
+              pixels / p.slices * (p.rows + 1) * p.panels_per_group, task);
 
   if (products) {
-    ReduceSlices(partial, slices, slice_size, rows, s.in_c, s.out_c, filter_map,
-                 g.filters_gradient, parallel);
+    const FilterMap map = FilterMapOf(s);
+    auto reduce = [&](std::int64_t row, int) {
+      ReduceRow(partial + row * kColumns, p, s.out_c, map.column,
+                g.filters_gradient + row / s.in_c * map.matrix +
+                    row % s.in_c * map.row);
+    };
+    ParallelFor(parallel, p.rows, p.slices * s.out_c, reduce);
   }
   if (g.bias_gradient != nullptr) {
-    ReduceSlices(partial + rows * padded, slices, slice_size, 1, 1, s.out_c,
-                 {0, 1, 0}, g.bias_gradient, parallel);
+    ReduceRow(partial + p.rows * kColumns, p, s.out_c, 1, g.bias_gradient);
   }
   return true;
 }

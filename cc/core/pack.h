@@ -14,6 +14,12 @@ struct FilterMap {
   std::int64_t row, column, matrix;
 };
 
+// Rows are input channels, columns output channels.
+TFO_INLINE FilterMap FilterMapOf(const ConvShape& s) {
+  return s.filters_transposed ? FilterMap{1, s.in_c, s.in_c * s.out_c}
+                              : FilterMap{s.out_c, 1, s.in_c * s.out_c};
+}
+
 template <class A>
 TFO_INLINE std::int64_t NumPanels(std::int64_t columns) {
   return (columns + kTileColumns<A> - 1) / kTileColumns<A>;
