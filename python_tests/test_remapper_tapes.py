@@ -100,18 +100,6 @@ def test_second_order_inside(rule):
         assert rule in reasons(compiled)
 
 
-def test_forward_accumulator(rule):
-    compiled = function(LAYERS[rule])
-
-    def product(fn):
-        with tf.autodiff.ForwardAccumulator(W, tf.ones_like(W)) as accumulator:
-            y = fn(X, W, B)
-        return accumulator.jvp(y)
-
-    assert_same(product(compiled), product(tf.function(LAYERS[rule])), units=256)
-    assert rule_counts(compiled) == {rule: 1}
-
-
 def test_jacobian(rule):
     compiled = function(LAYERS[rule])
 
@@ -203,14 +191,9 @@ def test_nothing_but_operands_and_result_is_kept():
     concrete = compiled.get_concrete_function(X, W, B)
     forward, backward = concrete._delayed_rewrite_functions.forward_backward()
     assert op_counts(concrete)["TfFusedOps>MatMulBiasAct"] == 1
-    read = {
-        tensor.name.split(":")[0]
-        for op in backward.graph.get_operations()
-        if op.type == "TfFusedOps>MatMulBiasActGrad"
-        for tensor in op.inputs
-    }
-    kept = [backward_input for backward_input in backward.captured_inputs]
-    assert len(read) == 4, "dy, x, w, y"
-    assert {t.shape.as_list() == [6, 5] for t in kept} <= {True, False}
-    shapes = sorted(t.shape.as_list() for t in kept)
-    assert shapes == sorted([[6, 7], [7, 5], [6, 5]])
+    op = next(op for op in backward.graph.get_operations() if op.type.endswith("ActGrad"))
+    dy, x, w, y = op.inputs
+    # Besides these there is only the pre-activation, which is empty unless it is asked for.
+    kept = {t.name for t in backward.graph.inputs if t.shape.rank is not None}
+    assert kept == {t.name for t in (x, w, y)} | {"Placeholder:0"}
+    assert not forward.graph.get_operation_by_name("Relu_fused").get_attr("save_pre_activation")

@@ -34,6 +34,10 @@ class RemapOptions:
 
     disable: tuple[str, ...] = ()
 
+    def __post_init__(self):
+        # Part of the key under which traces are kept, so a list will not do.
+        object.__setattr__(self, "disable", tuple(self.disable))
+
     def allows(self, name):
         """Returns whether a rule is switched on."""
         return not any(fnmatch.fnmatchcase(name, entry) for entry in self.disable)
