@@ -55,12 +55,16 @@ def seeds():
 def run_python():
     """Runs a Python program in a fresh process and returns its output."""
 
-    def run(program, threads=None, **environment):
-        env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    def run(program, *arguments, threads=None):
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
         if threads is not None:
             env |= {"TF_NUM_INTRAOP_THREADS": str(threads), "TF_NUM_INTEROP_THREADS": "1"}
         result = subprocess.run(
-            [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=300
+            [sys.executable, "-c", program, *arguments],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         assert result.returncode == 0, result.stderr
         return result.stdout

@@ -326,6 +326,32 @@ def test_forward_mode(form, act):
     assert_all_close([jvp(fused)], [jvp(stock)], 64)
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize(("form", "act"), PLACES)
+def test_jacobian(form, act, parallel):
+    fused, stock, inputs, _ = problem(form, act)
+
+    def jacobian(function):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(inputs)
+            y = function(*inputs)
+        return tape.jacobian(y, inputs, experimental_use_pfor=parallel)
+
+    assert_all_close(jacobian(fused), jacobian(stock), 64)
+
+
+@pytest.mark.parametrize(("form", "act"), PLACES)
+def test_saved_and_loaded(form, act, tmp_path):
+    fused, stock, inputs, dy = problem(form, act)
+    module = tf.Module()
+    specs = [tf.TensorSpec(value.shape, value.dtype) for value in inputs]
+    module.run = tf.function(fused, input_signature=specs)
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    expected = gradients_of(stock, inputs, dy)
+    assert_all_close(gradients_of(loaded.run, inputs, dy), expected, 64)
+
+
 def saved_tensors(function, *inputs):
     """The values that a function keeps for its gradient, without those of no elements."""
     concrete = tf.function(function).get_concrete_function(*inputs)

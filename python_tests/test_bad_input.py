@@ -1,0 +1,265 @@
+"""Wrong calls end in an error that names the argument; none of them crashes."""
+
+import cases
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_fused_ops import _library
+from tf_fused_ops.ops import batch_norm_act, conv2d_bias_act, matmul_bias_act
+
+ERRORS = (ValueError, tf.errors.InvalidArgumentError)
+CONV = {"x": (2, 5, 5, 3), "filters": (3, 3, 3, 4), "bias": (4,)}
+MATMUL = {"a": (2, 5, 3), "b": (3, 4), "bias": (4,)}
+BATCH_NORM = {"x": (2, 5, 3), **dict.fromkeys(("scale", "offset", "mean", "variance"), (3,))}
+OPS = {
+    "conv": (conv2d_bias_act, CONV),
+    "matmul": (matmul_bias_act, MATMUL),
+    "batch_norm": (batch_norm_act, BATCH_NORM),
+}
+
+# (op, what is wrong, the argument that the error names). A tuple of integers is a tensor's shape.
+WRONG_SHAPES = [
+    ("conv", {"x": (5, 5, 3)}, "input|x"),
+    ("conv", {"x": ()}, "input|x"),
+    ("conv", {"x": (2, 5, 5, 2)}, "filters"),
+    ("conv", {"filters": (3, 3, 3)}, "filters"),
+    ("conv", {"filters": (3, 3, 2, 4)}, "filters"),
+    ("conv", {"filters": (0, 3, 3, 4)}, "filters"),
+    ("conv", {"filters": (9, 9, 3, 4), "padding": "VALID"}, "filters"),
+    ("conv", {"bias": (3,)}, "bias"),
+    ("conv", {"bias": ()}, "bias"),
+    ("conv", {"bias": (1, 4)}, "bias"),
+    ("conv", {"bias": (0,)}, "bias"),
+    ("conv", {"side_input": (2, 5, 5, 3)}, "side_input"),
+    ("conv", {"side_input": (1, 5, 5, 4)}, "side_input"),
+    ("conv", {"side_input": (4,)}, "side_input"),
+    ("conv", {"data_format": "NCHW"}, "filters"),
+    ("matmul", {"a": (3,)}, "a"),
+    ("matmul", {"a": (2, 5, 4)}, "a"),
+    ("matmul", {"b": (1, 3, 4)}, "b"),
+    ("matmul", {"b": (3,)}, "b"),
+    ("matmul", {"transpose_b": True}, "a"),
+    ("matmul", {"transpose_a": True}, "a"),
+    ("matmul", {"bias": (3,)}, "bias"),
+    ("matmul", {"bias": (4, 1)}, "bias"),
+    ("matmul", {"side_input": (5, 4)}, "side_input"),
+    ("batch_norm", {"x": (3,)}, "x"),
+    ("batch_norm", {"x": (1, 1, 1, 1, 1, 3)}, "x"),
+    ("batch_norm", {"x": (2, 5, 4)}, "scale"),
+    ("batch_norm", {"data_format": "NCHW"}, "scale"),
+    ("batch_norm", {"scale": (4,)}, "scale"),
+    ("batch_norm", {"offset": (4,)}, "offset"),
+    ("batch_norm", {"mean": (1,)}, "mean"),
+    ("batch_norm", {"variance": (3, 1)}, "variance"),
+    ("batch_norm", {"variance": ()}, "variance"),
+    ("batch_norm", {"side_input": (2, 5, 1)}, "side_input"),
+    ("batch_norm", {"side_input": (3,)}, "side_input"),
+]
+WRONG_ATTRIBUTES = [
+    *[("conv", {"strides": v}, "strides") for v in (0, -1, [1, 1, 1], [2, 1, 1, 1], 2**40, "two")],
+    *[("conv", {"dilations": v}, "dilations") for v in (0, -1, [1, 1, 1], [1, 1, 1, 2], 2**31)],
+    *[
+        ("conv", {"padding": v}, "padding|explicit_paddings")
+        for v in (
+            "FULL",
+            "EXPLICIT",
+            3,
+            None,
+            [[1, 1], [1, 1]],
+            [[0, 0], [-1, 0], [0, 0], [0, 0]],
+            [[1, 0], [0, 0], [0, 0], [0, 0]],
+            [[0, 0], [0, 0], [0, 0], [0, 1]],
+            [[0, 0], [0], [0, 0], [0, 0]],
+            [[0, 0], [2**31, 0], [0, 0], [0, 0]],
+        )
+    ],
+    *[(op, {"activation": v}, "activation") for op in OPS for v in ("swoosh", 3, "")],
+    *[(op, {"data_format": "NHCW"}, "data_format") for op in ("conv", "batch_norm")],
+]
+WRONG_DTYPES = [
+    ("conv", {"x": tf.int32}, "x"),
+    ("conv", {"x": tf.complex64}, "x"),
+    ("conv", {"x": tf.string}, "x"),
+    ("conv", {"filters": tf.float64}, "filters"),
+    ("conv", {"bias": tf.float16}, "bias"),
+    ("conv", {"side_input": tf.float64}, "side_input"),
+    ("matmul", {"a": tf.int8}, "a"),
+    ("matmul", {"b": tf.bfloat16}, "b"),
+    ("matmul", {"bias": tf.float64}, "bias"),
+    ("batch_norm", {"x": tf.bool}, "x"),
+    ("batch_norm", {"scale": tf.float64}, "scale"),
+    ("batch_norm", {"variance": tf.float16}, "variance"),
+    ("batch_norm", {"side_input": tf.float64}, "side_input"),
+]
+WRONG_VALUES = [*WRONG_SHAPES, *WRONG_ATTRIBUTES]
+
+
+def arguments(op, wrong):
+    """Tensors and attributes of a call."""
+    tensors, attributes = dict(OPS[op][1]), {}
+    for name, value in wrong.items():
+        is_shape = isinstance(value, tuple)
+        (tensors if is_shape else attributes)[name] = value
+    return {k: tf.ones(v) for k, v in tensors.items()}, attributes
+
+
+@pytest.mark.parametrize(("op", "wrong", "name"), WRONG_VALUES, ids=str)
+def test_eager(op, wrong, name):
+    tensors, attributes = arguments(op, wrong)
+    with pytest.raises(ERRORS, match=rf"\b({name})\b"):
+        OPS[op][0](**tensors, **attributes)
+
+
+@pytest.mark.parametrize(("op", "wrong", "name"), WRONG_VALUES, ids=str)
+def test_known_shapes(op, wrong, name):
+    tensors, attributes = arguments(op, wrong)
+    function = tf.function(lambda **v: OPS[op][0](**v, **attributes))
+    with pytest.raises(ValueError, match=rf"\b({name})\b"):
+        function.get_concrete_function(**tensors)
+
+
+@pytest.mark.parametrize("known_rank", [True, False])
+@pytest.mark.parametrize(("op", "wrong", "name"), WRONG_SHAPES, ids=str)
+def test_unknown_shapes(op, wrong, name, known_rank):
+    tensors, attributes = arguments(op, wrong)
+    specs = {
+        k: tf.TensorSpec([None] * v.shape.rank if known_rank else None, v.dtype)
+        for k, v in tensors.items()
+    }
+    function = tf.function(lambda **v: OPS[op][0](**v, **attributes))
+    with pytest.raises(ERRORS, match=rf"\b({name})\b"):
+        function.get_concrete_function(**specs)(**tensors)
+
+
+@pytest.mark.parametrize(("op", "wrong", "name"), WRONG_DTYPES, ids=str)
+@pytest.mark.parametrize("graph", [False, True])
+def test_dtypes(op, wrong, name, graph):
+    shapes = {"side_input": (2, 5, 5, 4) if op == "conv" else (2, 5, 3), **OPS[op][1]}
+    if op == "matmul":
+        del shapes["side_input"]
+    tensors = {k: tf.zeros(v, wrong.get(k, tf.float32)) for k, v in shapes.items()}
+    function = tf.function(OPS[op][0]) if graph else OPS[op][0]
+    with pytest.raises(ValueError, match=rf"\b{name}\b"):
+        function(**tensors)
+
+
+@pytest.mark.parametrize("value", [object(), "text", [[1.0], [1.0, 2.0]], None])
+@pytest.mark.parametrize(("op", "name"), [("conv", "filters"), ("matmul", "b"), ("matmul", "a")])
+def test_what_does_not_convert(op, name, value):
+    tensors, _ = arguments(op, {})
+    with pytest.raises(ValueError, match=name):
+        OPS[op][0](**{**tensors, name: value})
+
+
+def raw(name):
+    return getattr(_library.ops, f"tf_fused_ops_{name}")
+
+
+GRAD = {
+    "conv2d_bias_act_grad": {
+        "dy": (2, 5, 5, 4),
+        "input": (2, 5, 5, 3),
+        "filters": (3, 3, 3, 4),
+        "saved": [(2, 5, 5, 4)],
+        "strides": [1, 1, 1, 1],
+        "padding": "SAME",
+        "activation": "relu",
+    },
+    "mat_mul_bias_act_grad": {
+        "dy": (2, 5, 4),
+        "a": (2, 5, 3),
+        "b": (3, 4),
+        "saved": [(2, 5, 4)],
+        "activation": "gelu_erf",
+    },
+    "batch_norm_act_grad": {
+        "dy": (2, 5, 3),
+        "x": (2, 5, 3),
+        **dict.fromkeys(("scale", "offset", "saved_mean", "saved_inv_std"), (3,)),
+        "side_input": [],
+        "mask": [],
+        "activation": "relu",
+    },
+}
+WRONG_GRADIENT_CALLS = [
+    ("conv2d_bias_act_grad", {"dy": (2, 5, 5, 3)}, "dy"),
+    ("conv2d_bias_act_grad", {"dy": (2, 4, 5, 4)}, "dy"),
+    ("conv2d_bias_act_grad", {"dy": ()}, "dy"),
+    ("conv2d_bias_act_grad", {"saved": []}, "saved"),
+    ("conv2d_bias_act_grad", {"saved": [(0,)]}, "saved"),
+    ("conv2d_bias_act_grad", {"saved": [(2, 5, 5, 4)] * 2}, "saved"),
+    ("conv2d_bias_act_grad", {"activation": "none"}, "saved"),
+    ("conv2d_bias_act_grad", {"filters": (3, 3, 2, 4)}, "filters"),
+    ("conv2d_bias_act_grad", {"strides": [1, -2, 1, 1]}, "strides"),
+    ("mat_mul_bias_act_grad", {"dy": (2, 5, 3)}, "dy"),
+    ("mat_mul_bias_act_grad", {"dy": (10, 4)}, "dy"),
+    ("mat_mul_bias_act_grad", {"a": (3,)}, "a"),
+    ("mat_mul_bias_act_grad", {"saved": [(0,)]}, "saved"),
+    ("mat_mul_bias_act_grad", {"saved": []}, "saved"),
+    ("batch_norm_act_grad", {"dy": (2, 5, 4)}, "dy"),
+    ("batch_norm_act_grad", {"saved_mean": (4,)}, "saved_mean"),
+    ("batch_norm_act_grad", {"saved_inv_std": ()}, "saved_inv_std"),
+    ("batch_norm_act_grad", {"side_input": [(2, 5, 1)], "activation": "tanh"}, "side_input"),
+    ("batch_norm_act_grad", {"mask": [(3,)]}, "mask"),
+    ("batch_norm_act_grad", {"mask": [(4,)], "activation": "tanh"}, "mask"),
+    ("batch_norm_act_grad", {"mask": [(4,)] * 2}, "mask"),
+]
+
+
+def ones(name, value):
+    if isinstance(value, tuple):
+        return tf.ones(value, tf.uint8 if name == "mask" else tf.float32)
+    if isinstance(value, list):
+        return [ones(name, v) for v in value]
+    return value
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize(("op", "wrong", "name"), WRONG_GRADIENT_CALLS, ids=str)
+def test_gradient_ops(op, wrong, name, graph):
+    arguments = {k: ones(k, v) for k, v in {**GRAD[op], **wrong}.items()}
+
+    def call():
+        raw(op)(**arguments)
+
+    with pytest.raises(ERRORS, match=rf"\b(num_)?{name}s?\b"):
+        (tf.function(call) if graph else call)()
+
+
+@pytest.mark.parametrize("op", GRAD)
+def test_gradient_ops_called_rightly(op):
+    raw(op)(**{k: ones(k, v) for k, v in GRAD[op].items()})
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("name", ["bias", "side_input"])
+@pytest.mark.parametrize("op", ["conv2d_bias_act", "mat_mul_bias_act"])
+def test_more_than_one_optional_tensor(op, name, graph):
+    x, w = np.ones((1, 2, 2, 1), np.float32), np.ones((1, 1, 1, 1), np.float32)
+    conv = {"input": x, "filters": w, "strides": [1, 1, 1, 1], "padding": "SAME"}
+    arguments = conv if op.startswith("conv") else {"a": x[0, 0], "b": w[0, 0]}
+    arguments |= {"bias": [], "side_input": [], name: [[1.0], [1.0]]}
+
+    def call():
+        return raw(op)(**arguments)
+
+    with pytest.raises(ERRORS, match=f"num_{name}"):
+        (tf.function(call) if graph else call)()
+
+
+def test_statistics_of_another_type_than_x_asks_for():
+    vector, x = tf.ones(3, tf.float64), tf.ones((2, 3))
+    with pytest.raises(ValueError, match="scale"):
+        tf.function(raw("batch_norm_act"))(x, vector, vector, vector, vector, [])
+
+
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+def test_more_elements_than_memory(layout):
+    x = tf.zeros((1, 1, 1, 1))
+    filters = tf.zeros((1, 1, 1, 1))
+    far = 2**31 - 1
+    case = cases.ConvCase(layout=layout)
+    padding = case.ordered([0, 0], [[far, far], [far, far]], [0, 0])
+    with pytest.raises((*ERRORS, tf.errors.ResourceExhaustedError)):
+        conv2d_bias_act(x, filters, padding=padding, data_format=layout)

@@ -1,0 +1,62 @@
+"""Results are bitwise the same from run to run and for any number of threads."""
+
+from conftest import ISAS
+
+PROGRAM = """
+import hashlib
+import sys
+import numpy as np
+import tensorflow as tf
+from tf_fused_ops import _library
+from tf_fused_ops.ops import batch_norm_act, conv2d_bias_act, matmul_bias_act
+
+rng = np.random.default_rng(0)
+
+
+def tensor(dtype, *shape):
+    return tf.cast(tf.constant(rng.normal(size=shape), tf.float32), dtype)
+
+
+def digest(function, *inputs):
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        outputs = tf.nest.flatten(function(*inputs))
+        loss = tf.reduce_sum(tf.cast(outputs[0], tf.float32) ** 2)
+    values = [*outputs, *tape.gradient(loss, inputs)]
+    return hashlib.sha256(b"".join(np.asarray(v).tobytes() for v in values)).hexdigest()
+
+
+def show(function, *inputs):
+    for name in sys.argv[1:]:
+        _library.set_isa(name)
+        print(_library.isa(), *{digest(function, *inputs) for _ in range(2)})
+
+
+for dtype in ("float32", "bfloat16"):
+    for strides in (1, 2):
+        show(
+            lambda x, w, b: conv2d_bias_act(x, w, b, strides=strides, activation="silu"),
+            tensor(dtype, 4, 29, 31, 33), tensor(dtype, 3, 3, 33, 65), tensor(dtype, 65),
+        )
+    for transpose in (False, True):
+        show(
+            lambda a, b, bias: matmul_bias_act(a, b, bias, transpose_a=transpose),
+            tensor(dtype, 2, 257, 257), tensor(dtype, 257, 300), tensor(dtype, 300),
+        )
+    for layout, shape in (("NHWC", (8, 27, 29, 67)), ("NCHW", (8, 67, 27, 29))):
+        show(
+            lambda x, scale, offset: batch_norm_act(
+                x, scale, offset, tf.zeros(67), tf.ones(67), data_format=layout
+            ),
+            tensor(dtype, *shape), tensor("float32", 67), tensor("float32", 67),
+        )
+"""
+
+
+def test_bitwise_equal_for_any_number_of_threads_and_from_run_to_run(run_python):
+    first, *others = (run_python(PROGRAM, *ISAS, threads=threads) for threads in (1, 2, 3))
+    lines = [line.split() for line in first.splitlines()]
+    assert [line[0] for line in lines] == ISAS * 12
+    assert all(len(line) == 2 for line in lines), first
+    for other in others:
+        assert other == first
