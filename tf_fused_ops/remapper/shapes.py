@@ -50,6 +50,8 @@ def dimension(tensor, axis, depth=_MAX_DEPTH):
         if axis == 0:
             return name
         attrs = op.node_def.attr
+        if attrs["padding"].s == b"SAME" and attrs["strides"].list.i[axis] == 1:
+            return name
         window = tuple(attrs[a].SerializeToString() for a in _WINDOW_ATTRS if a in attrs)
         kernel = op.inputs[1].shape if len(op.inputs) > 1 else ()
         if None not in tuple(kernel):

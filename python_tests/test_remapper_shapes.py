@@ -1,0 +1,77 @@
+"""Side inputs of unknown size: fused where both sizes provably come from the same place."""
+
+import pytest
+import tensorflow as tf
+from remapping import check, reasons, values
+
+from tf_fused_ops.remapper import shapes
+
+
+def norm(x, scale, offset):
+    return tf.raw_ops.FusedBatchNormV3(
+        x=x, scale=scale, offset=offset, mean=[], variance=[], is_training=True
+    ).y
+
+
+def residual_block(x, w, b, scale, offset):
+    """relu(bn(conv(x)) + x), as ResNets have it."""
+    y = tf.nn.bias_add(tf.nn.conv2d(x, w, 1, "SAME"), b)
+    return tf.nn.relu(norm(y, scale, offset) + tf.nn.relu(x))
+
+
+def projection_block(x, w, b, scale, offset):
+    """Two normalised convolutions are added, both with a stride."""
+    branches = [
+        norm(tf.nn.bias_add(tf.nn.conv2d(tf.nn.relu(x), f, 2, "SAME"), b), scale, offset)
+        for f in (w, w * 0.5)
+    ]
+    return tf.nn.relu(branches[0] + branches[1])
+
+
+ARGS = values((2, 6, 6, 4), (3, 3, 4, 4), (4,), (4,), (4,))
+BLOCKS = {
+    residual_block: {"batch_norm_add_relu": 1, "conv2d_bias": 1},
+    projection_block: {"batch_norm_add_relu": 1, "conv2d_bias": 2},
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("tape", [False, True])
+def test_blocks_of_unknown_batch(block, tape):
+    def step(*args):
+        with tf.GradientTape() as recording:
+            recording.watch(args)
+            y = block(*args)
+        return y, recording.gradient(y, args) if tape else None
+
+    count = sum(BLOCKS[block].values())
+    check(step, ARGS, BLOCKS[block], gradients=count if tape else 0, unknown_batch=[0], units=512)
+
+
+def test_unrelated_sizes_are_refused():
+    def forward(x, scale, offset, side):
+        return tf.nn.relu(norm(x, scale, offset) + side)
+
+    args = values((2, 3, 3, 4), (4,), (4,), (2, 3, 3, 4))
+    compiled = check(forward, args, {}, unknown_batch=[0, 3])
+    assert "may broadcast" in reasons(compiled)["batch_norm_add_relu"]
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        (lambda x, y: tf.nn.relu(x), True),
+        (lambda x, y: tf.identity(x) + x, True),
+        (lambda x, y: tf.nn.max_pool2d(x, 1, 1, "SAME"), True),
+        (lambda x, y: y, False),
+        (lambda x, y: x + y, False),
+        (lambda x, y: tf.nn.max_pool2d(x, 2, 2, "SAME"), False),
+        (lambda x, y: x[1:], False),
+        (lambda x, y: tf.reshape(x, [-1, 4, 4, 3]), False),
+    ],
+)
+def test_dimension(change, same):
+    graph = tf.Graph()
+    with graph.as_default():
+        x, y = (tf.compat.v1.placeholder(tf.float32, [None, None, None, 3]) for _ in range(2))
+        assert shapes.same_shape(x, change(x, y)) == same
