@@ -29,7 +29,7 @@ class CMakeBuild(build_ext):
     def run(self):
         in_tree = self.inplace or self.editable_mode
         output = Path(ROOT if in_tree else self.build_lib, PACKAGE).resolve()
-        build = Path(self.build_temp).resolve()
+        build = ROOT / "build" / f"pip-{sys.implementation.cache_tag}"
         build.mkdir(parents=True, exist_ok=True)
         # The cache names programs of an isolated build environment that is gone; objects are kept.
         (build / "CMakeCache.txt").unlink(missing_ok=True)
