@@ -1,0 +1,111 @@
+"""Value and slope of every activation over its whole range, through epilogue and prologue."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tf_fused_ops import _core
+
+erfc = np.vectorize(math.erfc, otypes=[float])
+ALPHA = 0.3
+C = math.sqrt(2 / math.pi)
+
+
+def _sigmoid(z):
+    return np.exp(-np.logaddexp(0, -z))
+
+
+def _mish_slope(z):
+    t = np.tanh(np.logaddexp(0, z))
+    return t + z * (1 - t * t) * _sigmoid(z)
+
+
+def _gelu_tanh_slope(z):
+    u = 2 * C * (z + 0.044715 * z**3)
+    return _sigmoid(u) + z * _sigmoid(u) * _sigmoid(-u) * 2 * C * (1 + 3 * 0.044715 * z**2)
+
+
+# name -> value, slope, in float64
+REFERENCE = {
+    "none": (lambda z: z, np.ones_like),
+    "relu": (lambda z: np.maximum(z, 0), lambda z: (z > 0) * 1.0),
+    "relu6": (lambda z: np.clip(z, 0, 6), lambda z: ((z > 0) & (z < 6)) * 1.0),
+    "elu": (lambda z: np.where(z < 0, np.expm1(z), z), lambda z: np.exp(np.minimum(z, 0))),
+    "leaky_relu": (
+        lambda z: np.where(z > 0, z, ALPHA * z),
+        lambda z: np.where(z > 0, 1.0, ALPHA),
+    ),
+    "sigmoid": (_sigmoid, lambda z: _sigmoid(z) * _sigmoid(-z)),
+    "tanh": (np.tanh, lambda z: 1 - np.tanh(z) ** 2),
+    "silu": (
+        lambda z: z * _sigmoid(z),
+        lambda z: _sigmoid(z) * (1 + z * _sigmoid(-z)),
+    ),
+    "hard_swish": (
+        lambda z: z * np.clip(z + 3, 0, 6) / 6,
+        lambda z: np.where(z <= -3, 0, np.where(z >= 3, 1, (2 * z + 3) / 6)),
+    ),
+    "mish": (lambda z: z * np.tanh(np.logaddexp(0, z)), _mish_slope),
+    "gelu_tanh": (
+        lambda z: 0.5 * z * (1 + np.tanh(C * (z + 0.044715 * z**3))),
+        _gelu_tanh_slope,
+    ),
+    "gelu_erf": (
+        lambda z: 0.5 * z * erfc(-z / math.sqrt(2)),
+        lambda z: 0.5 * erfc(-z / math.sqrt(2)) + z * np.exp(-z * z / 2) / math.sqrt(2 * math.pi),
+    ),
+}
+
+
+def _arguments(dtype):
+    dense = np.linspace(-12, 12, 20001)
+    small = np.geomspace(1e-12, 1, 500)
+    large = np.geomspace(12, 1e4, 500)
+    return np.concatenate([dense, small, -small, large, -large, [0.0, -3, 3, 6]]).astype(dtype)
+
+
+def _apply(name, z, dtype):
+    """Value and slope through a product with one, which leaves z as it is."""
+    one = np.ones((1, 1, 1, 1), dtype)
+    shape = _core.ConvShape.matmul(1, z.size, 1, 1)
+    x = z.reshape(1, 1, -1, 1)
+    y, pre = _core.conv_forward(shape, x, one, activation=name, alpha=ALPHA)
+    saved = {"none": None}.get(name, y if name in SLOPE_FROM_VALUE else pre)
+    dz = _core.conv_gradient(shape, np.ones_like(x), x, one, saved, activation=name, alpha=ALPHA)[3]
+    return y.ravel(), dz.ravel()
+
+
+SLOPE_FROM_VALUE = {"relu", "relu6", "elu", "leaky_relu", "sigmoid", "tanh"}
+
+
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", REFERENCE)
+def test_value_and_slope(name, dtype, isa):
+    if isa not in _core.available_isas():
+        pytest.skip(f"the processor lacks {isa}")
+    best = _core.isa()
+    _core.set_isa(isa)
+    try:
+        z = _arguments(dtype)
+        y, slope = _apply(name, z, dtype)
+    finally:
+        _core.set_isa(best)
+    value, derivative = REFERENCE[name]
+    z = z.astype(np.float64)
+    with np.errstate(over="ignore", under="ignore"):
+        expected_y, expected_slope = value(z), derivative(z)
+    eps = np.finfo(dtype).eps
+    # A few roundings: of the value, and of the terms of order one that it is a difference of.
+    np.testing.assert_allclose(y, expected_y, rtol=6 * eps, atol=4 * eps)
+    # The slope of an activation that is kept as y carries y's rounding, and gelu's grows with |z|.
+    np.testing.assert_allclose(slope, expected_slope, rtol=8 * eps, atol=16 * eps)
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_nan_and_infinity(name):
+    z = np.array([np.nan, np.inf], np.float32)
+    y, _ = _apply(name, z, np.float32)
+    assert np.isnan(y[0])
+    assert y[1] == (1 if name in ("sigmoid", "tanh") else 6 if name == "relu6" else np.inf)

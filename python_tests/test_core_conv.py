@@ -1,0 +1,212 @@
+"""The contraction engine on NumPy arrays: numbers, threads, layouts, instruction sets."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import sliding_window_view
+
+from tf_fused_ops import _core
+
+DTYPES = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+# Of values around 1, which are rounded to the dtype once; sums are those of the accumulator.
+TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 3e-6, "float64": 1e-13}
+# batch, in_size, in_c, out_c, kernel, strides, dilations, pads (top, left, bottom, right)
+CASES = [
+    (2, (5, 7), 3, 17, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    (1, (1, 1), 31, 33, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    (2, (9, 30), 17, 1, (3, 2), (2, 3), (1, 1), (1, 0, 1, 1)),
+    (1, (11, 10), 1, 64, (2, 3), (1, 1), (3, 2), (0, 0, 0, 0)),
+    (3, (6, 5), 64, 100, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    (2, (7, 9), 33, 31, (1, 1), (2, 2), (1, 1), (0, 0, 0, 0)),
+    (1, (4, 4), 256, 16, (3, 3), (1, 1), (1, 1), (2, 0, 3, 5)),
+    (1, (3, 3), 5, 7, (5, 5), (4, 4), (1, 1), (2, 2, 2, 2)),
+    (2, (16, 40), 300, 40, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    (0, (4, 4), 3, 5, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    (2, (4, 4), 0, 5, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+]
+
+
+@pytest.fixture(params=["portable", "avx2", "avx512"])
+def core_isa(request):
+    """Runs the test with every instruction set of the core that the processor has."""
+    if request.param not in _core.available_isas():
+        pytest.skip(f"the processor lacks {request.param}")
+    best = _core.isa()
+    _core.set_isa(request.param)
+    yield request.param
+    _core.set_isa(best)
+
+
+class Case:
+    """Operands of a convolution, channels last, and its linear map in float64."""
+
+    def __init__(self, parameters, dtype="float32", seed=0):
+        batch, in_size, in_c, out_c, kernel, self.strides, self.dilations, pads = parameters
+        top, left, bottom, right = pads
+        self.pads = ((0, 0), (top, bottom), (left, right), (0, 0))
+        reach = [(k - 1) * d + 1 for k, d in zip(kernel, self.dilations, strict=True)]
+        padded = (in_size[0] + top + bottom, in_size[1] + left + right)
+        self.out_size = tuple(
+            (p - r) // s + 1 for p, r, s in zip(padded, reach, self.strides, strict=True)
+        )
+        self.sizes = {
+            "batch": batch,
+            "in_size": in_size,
+            "in_c": in_c,
+            "out_size": self.out_size,
+            "out_c": out_c,
+            "kernel": kernel,
+            "strides": self.strides,
+            "dilations": self.dilations,
+            "pads": (top, left),
+        }
+        random = np.random.default_rng(seed)
+
+        def normal(*shape):
+            return random.normal(size=shape).astype(DTYPES[dtype])
+
+        self.input = normal(batch, *in_size, in_c)
+        scale = 1 / np.sqrt(max(kernel[0] * kernel[1] * in_c, 1))
+        filters = random.normal(size=(*kernel, in_c, out_c)) * scale
+        self.filters = filters.astype(DTYPES[dtype])
+        self.bias = normal(out_c)
+        self.side, self.dy = (normal(batch, *self.out_size, out_c) for _ in range(2))
+
+    def windows(self):
+        """The input under the filter, [batch, out_h, out_w, in_c, kernel_h, kernel_w]."""
+        kernel = self.sizes["kernel"]
+        reach = [(k - 1) * d + 1 for k, d in zip(kernel, self.dilations, strict=True)]
+        padded = np.pad(self.input.astype(np.float64), self.pads)
+        view = sliding_window_view(padded, reach, axis=(1, 2))
+        return view[
+            :, :: self.strides[0], :: self.strides[1], :, :: self.dilations[0], :: self.dilations[1]
+        ]
+
+    def reference(self):
+        """z with bias and side input, and the gradients for dz = dy, in float64."""
+        windows, filters = self.windows(), self.filters.astype(np.float64)
+        dy = self.dy.astype(np.float64)
+        z = np.einsum("nhwcrs,rsck->nhwk", windows, filters, optimize=True)
+        z += self.bias.astype(np.float64) + self.side.astype(np.float64)
+        dw = np.einsum("nhwcrs,nhwk->rsck", windows, dy, optimize=True)
+        dx = np.zeros(np.pad(self.input, self.pads).shape)
+        for r in range(filters.shape[0]):
+            for s in range(filters.shape[1]):
+                h, w = r * self.dilations[0], s * self.dilations[1]
+                rows = slice(h, h + (self.out_size[0] - 1) * self.strides[0] + 1, self.strides[0])
+                columns = slice(
+                    w, w + (self.out_size[1] - 1) * self.strides[1] + 1, self.strides[1]
+                )
+                dx[:, rows, columns] += dy @ filters[r, s].T
+        inside = tuple(slice(a, n - b) for (a, b), n in zip(self.pads, dx.shape, strict=True))
+        return z, (dx[inside], dw, dy.sum((0, 1, 2)), dy)
+
+    def shape(self, **layouts):
+        return _core.ConvShape(**self.sizes, **layouts)
+
+
+def _channels_first(x):
+    return np.ascontiguousarray(np.moveaxis(x, -1, 1))
+
+
+def _assert_close(actual, expected, tolerance, scale=1.0):
+    assert actual.shape == expected.shape
+    if expected.size:
+        error = np.abs(actual.astype(np.float64) - expected).max()
+        assert error <= tolerance * max(scale, np.abs(expected).max()), error
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("parameters", CASES, ids=str)
+def test_matches_float64(parameters, dtype, core_isa):
+    case = Case(parameters, dtype)
+    z, gradients = case.reference()
+    y, pre = _core.conv_forward(
+        case.shape(), case.input, case.filters, case.bias, case.side, activation="relu"
+    )
+    _assert_close(pre, z, TOLERANCE[dtype])
+    _assert_close(y, np.maximum(z, 0), TOLERANCE[dtype])
+    actual = _core.conv_gradient(case.shape(), case.dy, case.input, case.filters)
+    for a, e in zip(actual, gradients, strict=True):
+        _assert_close(a, e, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("parameters", CASES, ids=str)
+def test_layouts_agree(parameters, core_isa):
+    """Channels first and transposed filters are other address maps of the same sums."""
+    case = Case(parameters)
+    y, _ = _core.conv_forward(case.shape(), case.input, case.filters, case.bias, case.side)
+    expected = _core.conv_gradient(case.shape(), case.dy, case.input, case.filters)
+    shape = case.shape(
+        input_channels_first=True, output_channels_first=True, filters_transposed=True
+    )
+    x, side, dy = (_channels_first(a) for a in (case.input, case.side, case.dy))
+    filters = np.ascontiguousarray(case.filters.swapaxes(2, 3))
+    other, _ = _core.conv_forward(shape, x, filters, case.bias, side)
+    np.testing.assert_allclose(np.moveaxis(other, 1, -1), y, rtol=0, atol=3e-6)
+    dx, dw, db, dz = _core.conv_gradient(shape, dy, x, filters)
+    scale = max(np.abs(expected[1]).max(initial=0), 1)
+    np.testing.assert_allclose(np.moveaxis(dx, 1, -1), expected[0], rtol=0, atol=3e-6)
+    np.testing.assert_allclose(dw.swapaxes(2, 3), expected[1], rtol=0, atol=3e-6 * scale)
+    np.testing.assert_allclose(db, expected[2], rtol=0, atol=3e-6 * scale)
+    np.testing.assert_array_equal(np.moveaxis(dz, 1, -1), expected[3])
+
+
+@pytest.mark.parametrize("parameters", CASES, ids=str)
+def test_threads_do_not_change_a_bit(parameters, core_isa):
+    case = Case(parameters)
+    runs = []
+    for num_threads in (1, 2, 5):
+        options = {"activation": "gelu_tanh", "num_threads": num_threads}
+        y, pre = _core.conv_forward(case.shape(), case.input, case.filters, case.bias, **options)
+        runs.append(
+            [
+                y,
+                *_core.conv_gradient(
+                    case.shape(), case.dy, case.input, case.filters, pre, **options
+                ),
+            ]
+        )
+    for run in runs[1:]:
+        for a, b in zip(runs[0], run, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 1, 7, 5), (1, 300, 65, 97), (3, 17, 33, 2)], ids=str)
+def test_matmul(sizes, transpose_a, transpose_b, core_isa):
+    batch, m, k, n = sizes
+    random = np.random.default_rng(0)
+    a = random.normal(size=(batch, m, k)).astype(np.float32)
+    b = (random.normal(size=(k, n)) / np.sqrt(k)).astype(np.float32)
+    dy = random.normal(size=(batch, m, n)).astype(np.float32)
+    shape = _core.ConvShape.matmul(batch, m, k, n, transpose_a, transpose_b)
+    x = a.swapaxes(1, 2)[:, :, None] if transpose_a else a[:, None]
+    w = b.T[None, None] if transpose_b else b[None, None]
+    x, w = np.ascontiguousarray(x), np.ascontiguousarray(w)
+    y, _ = _core.conv_forward(shape, x, w)
+    _assert_close(y[:, 0], a.astype(np.float64) @ b, TOLERANCE["float32"])
+    dx, dw, db, _ = _core.conv_gradient(shape, dy[:, None], x, w)
+    da = dx[:, :, 0].swapaxes(1, 2) if transpose_a else dx[:, 0]
+    _assert_close(da, dy.astype(np.float64) @ b.T, TOLERANCE["float32"])
+    product = np.einsum("bmk,bmn->kn", a.astype(np.float64), dy)
+    _assert_close(dw[0, 0].T if transpose_b else dw[0, 0], product, TOLERANCE["float32"])
+    _assert_close(db, dy.astype(np.float64).sum((0, 1)), TOLERANCE["float32"])
+
+
+def test_wrong_operands_are_refused():
+    case = Case(CASES[0])
+    with pytest.raises(ValueError, match="filters"):
+        _core.conv_forward(case.shape(), case.input, case.filters[:, :, :-1])
+    with pytest.raises(ValueError, match="activation"):
+        _core.conv_forward(case.shape(), case.input, case.filters, activation="softmax")
+    with pytest.raises(ValueError, match="saved"):
+        _core.conv_gradient(case.shape(), case.dy, case.input, case.filters, activation="relu")
+    with pytest.raises(ValueError, match="instruction set"):
+        _core.set_isa("sse9")
