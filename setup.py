@@ -29,9 +29,10 @@ class CMakeBuild(build_ext):
     def run(self):
         in_tree = self.inplace or self.editable_mode
         output = Path(ROOT if in_tree else self.build_lib, PACKAGE).resolve()
-        build = ROOT / "build" / f"pip-{sys.implementation.cache_tag}"
+        # One folder for all Pythons: the core's objects, most of the work, are the same for each.
+        # The cache names programs of an isolated build environment that is gone, so it is not kept.
+        build = ROOT / "build" / "pip"
         build.mkdir(parents=True, exist_ok=True)
-        # The cache names programs of an isolated build environment that is gone; objects are kept.
         (build / "CMakeCache.txt").unlink(missing_ok=True)
         jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
