@@ -1,15 +1,11 @@
 """The decorator as a drop-in for tf.function."""
 
 import inspect
-import os
-import subprocess
-import sys
 import threading
 
-import numpy as np
 import pytest
 import tensorflow as tf
-from remapping import assert_same, gradient_count, op_counts, rule_counts, values
+from remapping import assert_same, op_counts, rule_counts, values
 
 import tf_fused_ops as tfo
 from tf_fused_ops.remapper import RemapOptions
@@ -109,7 +105,7 @@ def test_methods():
 
 
 def test_autograph():
-    """The user's source is converted: Python control flow over tensors works, in callees as well."""
+    """Python control flow over tensors is converted, in callees as well."""
 
     def helper(x):
         if tf.reduce_sum(x) > 0:
@@ -149,7 +145,13 @@ def test_structures_and_variables():
         y = layer(inputs["x"])
         before = state.read_value()
         state.assign_add(y * factor)
-        return {"y": y, "none": None, "number": 3, "state": (before, state), "ragged": tf.ragged.stack([y[0], y[1]])}
+        return {
+            "y": y,
+            "none": None,
+            "number": 3,
+            "state": (before, state),
+            "ragged": tf.ragged.stack([y[0], y[1]]),
+        }
 
     compiled = tfo.function(body)
     found = compiled({"x": X}, factor=2.0)
@@ -194,7 +196,7 @@ def test_control_flow_bodies():
 
 @pytest.mark.parametrize("approximate", [True, False])
 def test_gradient_through_control_flow(approximate):
-    """The pre-activation is kept by the loop's and the branch's forward pass only where a gradient needs it."""
+    """A loop's and a branch's forward pass keep the pre-activation if need be."""
 
     def body(x, w, flag):
         def gelu(y):
@@ -216,7 +218,7 @@ def test_gradient_through_control_flow(approximate):
 
 
 def test_nested_functions():
-    """A nested tf.function is rewritten inside the decorator only; the two traces are kept apart."""
+    """A nested tf.function is rewritten inside the decorator, and only there."""
 
     @tf.function
     def inner(x):

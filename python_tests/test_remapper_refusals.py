@@ -1,4 +1,4 @@
-"""Graphs that look like a rule and must not be fused by it, each with the reason that the report gives."""
+"""Graphs that look like a rule and must not be fused by it, each with the reported reason."""
 
 import dataclasses
 from collections.abc import Callable
@@ -68,7 +68,8 @@ class Case:
         fn: The function.
         shapes: Shapes of its arguments.
         refused: The rule that must not fire.
-        reason: Part of the reason in the report; empty where the graph is too different to be a near miss.
+        reason: Part of the reason in the report; empty where the graph is too different to be a
+            near miss.
         fused: What fuses instead.
     """
 

@@ -1,4 +1,4 @@
-"""Every row of the rule table: fused in inference, under an outer and under an inner tape, and equal to stock."""
+"""Every row of the table: fused in inference, under an outer and an inner tape; equal to stock."""
 
 import numpy as np
 import pytest

@@ -192,7 +192,7 @@ def test_nothing_but_operands_and_result_is_kept():
     forward, backward = concrete._delayed_rewrite_functions.forward_backward()
     assert op_counts(concrete)["TfFusedOps>MatMulBiasAct"] == 1
     op = next(op for op in backward.graph.get_operations() if op.type.endswith("ActGrad"))
-    dy, x, w, y = op.inputs
+    _, x, w, y = op.inputs
     # Besides these there is only the pre-activation, which is empty unless it is asked for.
     kept = {t.name for t in backward.graph.inputs if t.shape.rank is not None}
     assert kept == {t.name for t in (x, w, y)} | {"Placeholder:0"}

@@ -13,8 +13,9 @@ class Function(polymorphic_function.Function):
     """A tf.function whose graphs are rewritten with fused ops as they are traced.
 
     Attributes:
-        remap_reports: A list of `tf_fused_ops.remapper.Report`, one per traced graph in the order of tracing; graphs of
-            control flow and of nested functions come before the one that contains them.
+        remap_reports: A list of `tf_fused_ops.remapper.Report`, one per traced graph in the order
+            of tracing; graphs of control flow and of nested functions come before the one that
+            contains them.
     """
 
     def __init__(self, python_function, name, remap=None, **kwargs):
@@ -24,7 +25,8 @@ class Function(polymorphic_function.Function):
         self.remap_reports = []
 
     def _generate_tracing_options(self, fn, scope_type):
-        # The seam where TensorFlow has wrapped the user's function (autograph, variable creation) but not traced it.
+        # The seam where TensorFlow has wrapped the user's function (autograph, variable creation)
+        # but not traced it.
         options = super()._generate_tracing_options(fn, scope_type)
         session = tracing.Session(self._remap, bool(self._jit_compile), self.remap_reports)
         traced = options.python_function
@@ -91,8 +93,9 @@ def function(
 ):
     """Compiles a function into a TensorFlow graph and replaces chains of ops in it by fused ops.
 
-    A drop-in for `tf.function`: same arguments, same kind of object. Chains such as convolution, bias and activation
-    become one op, in inference, where gradients are taken outside the function, and where they are taken inside it.
+    A drop-in for `tf.function`: same arguments, same kind of object. Chains such as convolution,
+    bias and activation become one op, in inference, where gradients are taken outside the function,
+    and where they are taken inside it.
 
         @tfo.function
         def step(images, labels):
@@ -126,7 +129,8 @@ def function(
 
     Raises:
         ValueError: As for `tf.function`.
-        RuntimeError: The installed TensorFlow lacks the private functions that the rewriting hooks into.
+        RuntimeError: The installed TensorFlow lacks the private functions that the rewriting hooks
+            into.
     """
     if jit_compile is None and polymorphic_function.JIT_COMPILE_FUNCTIONS:
         jit_compile = True

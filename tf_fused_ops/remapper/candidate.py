@@ -42,7 +42,7 @@ class Candidate:
         return set(self.nodes)
 
     def wanted(self, backward):
-        """Returns the gradients of a backward pass that are used by anything but the replaced ops."""
+        """Returns the gradients of a backward pass that anything outside uses."""
         return {name: t for name, t in backward.gradients.items() if self._used_outside(t)}
 
     def controls(self, nodes):
@@ -76,7 +76,11 @@ class Candidate:
 
     def _devices(self):
         devices = sorted({op.device for op in self.nodes})
-        return f"the nodes are on different devices: {', '.join(devices)}" if len(devices) > 1 else None
+        return (
+            f"the nodes are on different devices: {', '.join(devices)}"
+            if len(devices) > 1
+            else None
+        )
 
     def _preserved(self):
         for op in self.nodes:
@@ -92,7 +96,7 @@ class Candidate:
         return None
 
     def _is_moot(self, user):
-        """Returns whether nobody will notice when an op runs: it is dead, or a constant for the replaced ops only."""
+        """Returns whether it does not matter when an op runs: it is dead or ours."""
         if not self.view.is_live(user):
             return True
         return user.type == "Const" and not self._used_outside(user.outputs[0])

@@ -1,9 +1,11 @@
 """An index over a TensorFlow graph: consumers, liveness, order and cached attributes.
 
-An op is live if outputs or side effects depend on it. Dead ops still take part in matching (autodiff leaves the last
-op of an activation dead where only its gradient is used), but they have no say in what may be replaced.
+An op is live if outputs or side effects depend on it. Dead ops still take part in matching
+(autodiff leaves the last op of an activation dead where only its gradient is used), but they have
+no say in what may be replaced.
 
-The matcher and the rewriter see a graph only through `GraphView`, which is kept up to date while nodes are replaced.
+The matcher and the rewriter see a graph only through `GraphView`, which is kept up to date while
+nodes are replaced.
 """
 
 import collections
@@ -24,7 +26,8 @@ class GraphView:
 
     Attributes:
         graph: The tf.Graph.
-        position: Op -> place in one topological order; a replacement takes the place of a replaced op.
+        position: Op -> place in one topological order; a replacement takes the place of a replaced
+            op.
     """
 
     def __init__(self, graph, outputs):
@@ -47,7 +50,9 @@ class GraphView:
             self._index(op)
 
     def _sort(self):
-        self.position = {op: place for place, op in enumerate(_topological(self.graph.get_operations()))}
+        self.position = {
+            op: place for place, op in enumerate(_topological(self.graph.get_operations()))
+        }
 
     def _index(self, op):
         self._by_type[op.type].append(op)
@@ -103,7 +108,7 @@ class GraphView:
                     uses.remove((op, port))
 
     def adopt(self, op):
-        """Indexes a new op, and new ops that it reads, after its outputs have been given their users."""
+        """Indexes a new op, and new ops that it reads, once its outputs are used."""
         for tensor in op.inputs:
             if tensor.op not in self.position:
                 self.adopt(tensor.op)
@@ -138,7 +143,9 @@ class GraphView:
         """Returns the ops that nothing needs any more, consumers first."""
         ops = self.graph.get_operations()
         live = _live_ops(ops, outputs)
-        return [op for op in reversed(_topological(ops)) if op not in live and op.type != "Placeholder"]
+        return [
+            op for op in reversed(_topological(ops)) if op not in live and op.type != "Placeholder"
+        ]
 
     def redirect(self, old, new):
         """Makes all consumers of one tensor, and the graph's outputs, use another."""
@@ -162,7 +169,8 @@ def semantic_attrs(op):
 
 
 def _gradient_identity(name):
-    """Returns what tells one overridden gradient from another: the code of a custom gradient, else its name."""
+    """Returns what tells one overridden gradient from another: the code of a custom gradient, else
+    its name."""
     if not name.startswith("CustomGradient"):
         return name
     try:
@@ -188,7 +196,7 @@ def _live_ops(ops, outputs):
 
 
 def _topological(ops):
-    """Sorts ops so that inputs come first; creation order already does unless a graph was rewritten before."""
+    """Sorts ops so that inputs come first."""
     order, seen = [], set()
     for root in ops:
         stack = [(root, False)]

@@ -1,7 +1,9 @@
-"""Hides replaced ops. An op cannot be deleted from a graph that is being traced, but it can be left out of its listing.
+"""Hides replaced ops. An op cannot be deleted from a graph that is being traced, but it can be left
+out of its listing.
 
-A FunctionDef is made of the ops that `graph.get_operations` lists, so hidden ops are not part of the function. Whether
-an op stays hidden is decided at each listing: a closure of a custom gradient may come back for one.
+A FunctionDef is made of the ops that `graph.get_operations` lists, so hidden ops are not part of
+the function. Whether an op stays hidden is decided at each listing: a closure of a custom gradient
+may come back for one.
 """
 
 

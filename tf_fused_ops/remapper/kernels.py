@@ -7,7 +7,7 @@ from tensorflow.python.framework import kernels
 
 
 def device_type(device):
-    """Returns "CPU" or "GPU": where an op with this device string would be placed if it had all kernels."""
+    """Returns "CPU" or "GPU": where an op with this device string is placed."""
     named = tf.DeviceSpec.from_string(device or "").device_type
     return named or ("GPU" if tf.config.list_logical_devices("GPU") else "CPU")
 

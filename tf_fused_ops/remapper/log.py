@@ -1,6 +1,7 @@
 """Log lines in TensorFlow's own format, switched on by TF_CPP_VMODULE=remapper=<level>."""
 
-# Grappler's remapper logs from this file; sharing its name shares the switch and the habit of grepping for it.
+# Grappler's remapper logs from this file; sharing its name shares the switch and the habit of
+# grepping for it.
 _FILE = "remapper.cc"
 
 FUSION = 2

@@ -1,8 +1,9 @@
 """Finds a pattern in a graph: depth-first unification that walks edges in both directions.
 
-Starting from one pair (pattern node, op), inputs are unified upwards and the remaining pattern nodes are looked for
-among the consumers of values that are already known. Output ports must agree exactly, commutative inputs are tried in
-every order, and constants must agree to within `_MAX_ULP` units in the last place.
+Starting from one pair (pattern node, op), inputs are unified upwards and the remaining pattern
+nodes are looked for among the consumers of values that are already known. Output ports must agree
+exactly, commutative inputs are tried in every order, and constants must agree to within `_MAX_ULP`
+units in the last place.
 """
 
 import dataclasses
@@ -28,7 +29,8 @@ class Binding:
         nodes: Pattern node index -> op.
         operands: Operand name -> tensor.
         constants: The Const ops that literals were compared with.
-        mismatch: In words, the one constant or attribute that differs, if a near miss was asked for.
+        mismatch: In words, the one constant or attribute that differs, if a near miss was asked
+            for.
     """
 
     nodes: dict = dataclasses.field(default_factory=dict)
@@ -97,7 +99,7 @@ class Matcher:
         return near_miss
 
     def _solve(self, binding, agenda, todo):
-        """Yields bindings that satisfy all (pattern value, tensor) pairs and bind all nodes in todo."""
+        """Yields bindings that satisfy the (value, tensor) pairs and bind the nodes in todo."""
         agenda = list(agenda)
         while agenda:
             value, tensor = agenda.pop()
@@ -182,7 +184,11 @@ class Matcher:
 
     def _unify_literal(self, binding, literal, tensor):
         value = self._view.constant(tensor)
-        if value is None or value.shape != literal.value.shape or value.dtype != literal.value.dtype:
+        if (
+            value is None
+            or value.shape != literal.value.shape
+            or value.dtype != literal.value.dtype
+        ):
             return False
         if not same_constant(value, literal.value):
             words = f"constant {tensor.op.name} is {_text(value)}, not {_text(literal.value)}"
@@ -203,7 +209,7 @@ def _text(value):
 
 
 def same_constant(a, b):
-    """Returns whether two arrays of one dtype and shape agree to within a few units in the last place."""
+    """Returns whether two arrays of one dtype and shape differ by rounding only."""
     if np.array_equal(a, b):
         return True
     if not tf.as_dtype(a.dtype).is_floating:

@@ -1,7 +1,8 @@
 """Patterns: what TensorFlow makes of a piece of stock code, obtained by tracing that code.
 
-A pattern is never written by hand. `trace` runs a Python function over placeholders and keeps the ops between the
-placeholders (operands) and the returned tensors (outputs), so a pattern follows whatever this TensorFlow emits.
+A pattern is never written by hand. `trace` runs a Python function over placeholders and keeps the
+ops between the placeholders (operands) and the returned tensors (outputs), so a pattern follows
+whatever this TensorFlow emits.
 """
 
 import dataclasses
@@ -76,7 +77,9 @@ class Pattern:
             node = stack.pop()
             if node not in needed:
                 needed.add(node)
-                stack.extend(value.node for value in self.nodes[node].inputs if isinstance(value, Port))
+                stack.extend(
+                    value.node for value in self.nodes[node].inputs if isinstance(value, Port)
+                )
         return needed
 
 
@@ -84,7 +87,8 @@ def trace(function, specs, anchor, free=()):
     """Traces a function into a pattern.
 
     Args:
-        function: Takes the operands by name and returns a dict of named output tensors; None entries are dropped.
+        function: Takes the operands by name and returns a dict of named output tensors; None
+            entries are dropped.
         specs: Operand name -> tf.TensorSpec.
         anchor: The op type at which a search begins (its first occurrence).
         free: (op type, attribute) pairs that a match may have any value of.
@@ -104,12 +108,14 @@ def trace_joint(function, specs, differentiable, anchor):
 
     Args:
         function: As for `trace`; the output named "y" is differentiated.
-        specs: As for `trace`; every known dimension counts, because autodiff folds it into constants.
+        specs: As for `trace`; every known dimension counts, because autodiff folds it into
+            constants.
         differentiable: Names of the operands to differentiate by.
         anchor: As for `trace`.
 
     Returns:
-        A Pattern with the further operand "dy" and an output "d_<operand>" per gradient that exists.
+        A Pattern with the further operand "dy" and an output "d_<operand>" per gradient that
+        exists.
     """
 
     graph = func_graph.FuncGraph("pattern")

@@ -11,7 +11,8 @@ class Fusion:
     Attributes:
         rule: Name of the rule.
         nodes: Names of the replaced nodes.
-        fused: Names of the nodes that replaced them: the forward op, then one gradient op per backward pass.
+        fused: Names of the nodes that replaced them: the forward op, then one gradient op per
+            backward pass.
         messages: The lines that the log prints, one per fused node.
         source: "file:line" of the user code that made the nodes, if known.
     """

@@ -1,8 +1,8 @@
 """The pass: finds the rules' patterns in a graph and replaces them in place.
 
-As in grappler's remapper, anchors are swept from the outputs to the inputs and the longest rule is tried first, until a
-sweep changes nothing. A match is replaced only if `Candidate.objection` finds nothing against it; what it finds goes
-into the report.
+As in grappler's remapper, anchors are swept from the outputs to the inputs and the longest rule is
+tried first, until a sweep changes nothing. A match is replaced only if `Candidate.objection` finds
+nothing against it; what it finds goes into the report.
 """
 
 import contextlib
@@ -20,7 +20,8 @@ from tf_fused_ops.remapper.graph import GraphView
 from tf_fused_ops.remapper.matcher import Matcher
 from tf_fused_ops.remapper.report import Fusion, Refusal, Report
 
-# Joint patterns are kept per rule, static shapes and attributes; a large model has a few hundred of these.
+# Joint patterns are kept per rule, static shapes and attributes; a large model has a few hundred of
+# these.
 _JOINT_PATTERNS = 4096
 
 
@@ -120,8 +121,11 @@ class _Rewriter:
             return []
         found = []
         for rule in rules.BY_ANCHOR[anchor.type]:
-            # The types that the spelling needs are compared first: most are not in the graph at all.
-            if self._options.allows(rule.name) and self.view.has(spellings.op_types(rule.spelling, dtype)):
+            # The types that the spelling needs are compared first: most are not in the graph at
+            # all.
+            if self._options.allows(rule.name) and self.view.has(
+                spellings.op_types(rule.spelling, dtype)
+            ):
                 keyed = tuple((name, anchor.get_attr(name)) for name in rule.keyed)
                 found.append((rule, _forward_pattern(rule, dtype, keyed)))
         return sorted(found, key=lambda item: len(item[1].nodes), reverse=True)
@@ -139,7 +143,9 @@ class _Rewriter:
         found, used = [], set()
         while forward is not None:
             binding = _extend(matcher, forward, traced.outputs.keys() - match.outputs.keys(), used)
-            nodes = tuple(op for node, op in sorted(binding.nodes.items()) if node not in forward.nodes)
+            nodes = tuple(
+                op for node, op in sorted(binding.nodes.items()) if node not in forward.nodes
+            )
             if not nodes:
                 break
             used.update(nodes)
@@ -173,7 +179,7 @@ class _Rewriter:
 
     @contextlib.contextmanager
     def _emitting(self, candidate, nodes):
-        """New ops get the device and the outside control inputs of the ones they replace, and no tape sees them."""
+        """New ops replace `nodes`: same device, same control inputs, unseen by tapes."""
         with (
             self.graph.as_default(),
             tf.control_dependencies(None),
@@ -185,7 +191,7 @@ class _Rewriter:
             yield
 
     def _swap(self, old, new):
-        """Redirects each old tensor to the new one of the same name; returns the op that makes them."""
+        """Redirects old tensors to new ones by name; returns the op that makes these."""
         for name, tensor in old.items():
             new[name].set_shape(tensor.shape)
             self.outputs = [new[name] if output is tensor else output for output in self.outputs]
@@ -199,11 +205,13 @@ class _Rewriter:
         if (rule.name, root) not in self._refused:
             nodes = tuple(op.name for op in match.nodes)
             self._refused[rule.name, root] = Refusal(rule.name, nodes, reason)
-            log.vlog(log.NEAR_MISS, f"Not fused: {rule.describe(match)[0]} at {root.name}: {reason}")
+            log.vlog(
+                log.NEAR_MISS, f"Not fused: {rule.describe(match)[0]} at {root.name}: {reason}"
+            )
 
 
 def _extend(matcher, binding, names, used):
-    """Returns a binding with as many of the named outputs as there are; each may make others reachable."""
+    """Returns a binding with all named outputs that exist; one may lead to another."""
     missing = sorted(names)
     progress = True
     while progress:
@@ -221,7 +229,7 @@ def _messages(candidate, wanted):
     what, which = candidate.rule.describe(candidate.match)
     messages = [f"Fuse {what}: {which}"]
     for tensors in filter(None, wanted):
-        gradients = {name: "<none>" for name in candidate.rule.differentiable}
+        gradients = dict.fromkeys(candidate.rule.differentiable, "<none>")
         gradients |= {name: tensor.op.name for name, tensor in tensors.items()}
         named = " ".join(f"{name}={op}" for name, op in gradients.items())
         messages.append(f"Fuse gradient of {what}: {named}")
@@ -236,7 +244,9 @@ def _match(rule, traced, binding):
     return rules.Match(
         nodes=tuple(op for _, op in sorted(binding.nodes.items())),
         operands=binding.operands,
-        outputs={n: binding.nodes[port.node].outputs[port.port] for n, port in traced.outputs.items()},
+        outputs={
+            n: binding.nodes[port.node].outputs[port.port] for n, port in traced.outputs.items()
+        },
         attrs=attrs,
     )
 

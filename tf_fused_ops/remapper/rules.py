@@ -1,12 +1,13 @@
 """The table of rules.
 
-A rule states in one place the stock TensorFlow code it stands for, when it is legal, and the fused call. Everything
-else follows from that: the pattern of the forward pass, and the pattern that autodiff makes of forward and backward,
-are traced from `stock`.
+A rule states in one place the stock TensorFlow code it stands for, when it is legal, and the fused
+call. Everything else follows from that: the pattern of the forward pass, and the pattern that
+autodiff makes of forward and backward, are traced from `stock`.
 """
 
 import abc
 import dataclasses
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -37,7 +38,7 @@ class Match:
 
 @dataclasses.dataclass(frozen=True)
 class Fused:
-    """The fused forward op of a match: its outputs by the match's names, and what its gradient op reads."""
+    """A fused forward op: outputs by the match's names, what the gradient op reads."""
 
     outputs: dict
     saved: tuple = ()
@@ -58,16 +59,16 @@ class Rule(abc.ABC):
 
     family: str
     anchor: str
-    operands: dict
+    operands: ClassVar[dict]
     differentiable: tuple
-    captured: dict
+    captured: ClassVar[dict]
     keyed: tuple = ()
     fused_ops: tuple
 
     def __init__(self, activation, spelling):
         self.activation = activation
         self.spelling = spelling
-        self.captured = self.captured | activation.captured
+        self.captured = type(self).captured | activation.captured
         self.name = f"{self.family}_{activation.name}" if activation.label else self.family
 
     def activate(self, x, attrs):
@@ -138,7 +139,9 @@ class _ContractionBiasAct(Rule):
 
     def describe(self, match):
         activation = f"activation={match.outputs['y'].op.name} " if self.activation.label else ""
-        what = f"{self.anchor} with BiasAdd" + (f" and {self.activation.label}" if activation else "")
+        what = f"{self.anchor} with BiasAdd" + (
+            f" and {self.activation.label}" if activation else ""
+        )
         bias_add, contraction = match.node("BiasAdd").name, match.node(self.anchor).name
         return what, f"{activation or ' '}bias_add={bias_add} contraction={contraction}"
 
@@ -154,10 +157,10 @@ class Conv2DBiasAct(_ContractionBiasAct):
 
     family = "conv2d_bias"
     anchor = "Conv2D"
-    operands = {"input": 4, "filters": 4, "bias": 1}
+    operands: ClassVar = {"input": 4, "filters": 4, "bias": 1}
     contraction = ("input", "filters")
     differentiable = ("input", "filters", "bias")
-    captured = {
+    captured: ClassVar = {
         "Conv2D": {
             "strides": [1, 1, 1, 1],
             "padding": b"SAME",
@@ -181,8 +184,10 @@ class Conv2DBiasAct(_ContractionBiasAct):
     def check(self, match):
         channels = match.operands["input"].shape[1 if match.attrs["data_format"] == b"NCHW" else 3]
         if channels != match.operands["filters"].shape[2]:
-            return f"a grouped convolution, or its channels are not known: {channels} in the input, " \
+            return (
+                f"a grouped convolution, or its channels are not known: {channels} in the input, "
                 f"{match.operands['filters'].shape[2]} in the filters"
+            )
         return None
 
 
@@ -191,17 +196,19 @@ class MatMulBiasAct(_ContractionBiasAct):
 
     family = "matmul_bias"
     anchor = "MatMul"
-    operands = {"a": 2, "b": 2, "bias": 1}
+    operands: ClassVar = {"a": 2, "b": 2, "bias": 1}
     contraction = ("a", "b")
     differentiable = ("a", "b", "bias")
-    captured = {"MatMul": {"transpose_a": False, "transpose_b": False}}
+    captured: ClassVar = {"MatMul": {"transpose_a": False, "transpose_b": False}}
     fused_ops = ("TfFusedOps>MatMulBiasAct", "TfFusedOps>MatMulBiasActGrad")
 
     forward_op = staticmethod(ops.tf_fused_ops_mat_mul_bias_act)
     gradient_op = staticmethod(ops.tf_fused_ops_mat_mul_bias_act_grad)
 
     def stock(self, attrs, a, b, bias):
-        z = tf.raw_ops.MatMul(a=a, b=b, transpose_a=attrs["transpose_a"], transpose_b=attrs["transpose_b"])
+        z = tf.raw_ops.MatMul(
+            a=a, b=b, transpose_a=attrs["transpose_a"], transpose_b=attrs["transpose_b"]
+        )
         return {"y": self.activate(tf.raw_ops.BiasAdd(value=z, bias=bias), attrs)}
 
 
@@ -210,9 +217,9 @@ class BatchNormAct(Rule):
 
     family = "batch_norm"
     anchor = "FusedBatchNormV3"
-    operands = {"x": 4, "scale": 1, "offset": 1, "mean": 1, "variance": 1}
+    operands: ClassVar = {"x": 4, "scale": 1, "offset": 1, "mean": 1, "variance": 1}
     differentiable = ("x", "scale", "offset")
-    captured = {
+    captured: ClassVar = {
         "FusedBatchNormV3": {
             "epsilon": 1e-3,
             "exponential_avg_factor": 1.0,
@@ -315,18 +322,21 @@ class BatchNormAddAct(BatchNormAct):
     """act(fused_batch_norm(x) + side_input)."""
 
     family = "batch_norm_add"
-    operands = BatchNormAct.operands | {"side_input": 4}
+    operands: ClassVar = BatchNormAct.operands | {"side_input": 4}
     differentiable = (*BatchNormAct.differentiable, "side_input")
 
     def stock(self, attrs, side_input, **operands):
         normalize = BatchNormAct(spellings.NONE, spellings.NONE.spellings[0])
         outputs = normalize.stock(attrs, **operands)
-        return {**outputs, "y": self.activate(tf.raw_ops.AddV2(x=outputs["y"], y=side_input), attrs)}
+        return {
+            **outputs,
+            "y": self.activate(tf.raw_ops.AddV2(x=outputs["y"], y=side_input), attrs),
+        }
 
     def check(self, match):
         x, side = match.operands["x"], match.operands["side_input"]
         if not shapes.same_shape(x, side):
-            return f"side input {side.name} of shape {side.shape} may broadcast to {x.name} of shape {x.shape}"
+            return f"{side.name} of shape {side.shape} may broadcast to {x.name} of shape {x.shape}"
         return super().check(match)
 
     def _side(self, match):
@@ -348,4 +358,6 @@ def _table():
 
 
 RULES = tuple(_table())
-BY_ANCHOR = {anchor: [r for r in RULES if r.anchor == anchor] for anchor in {r.anchor: None for r in RULES}}
+BY_ANCHOR = {
+    anchor: [r for r in RULES if r.anchor == anchor] for anchor in {r.anchor: None for r in RULES}
+}

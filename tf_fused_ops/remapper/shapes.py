@@ -1,11 +1,23 @@
 """Proves that two tensors of a graph have the same shape, also where the static shape is not known.
 
-`dimension` names the size of one axis by where it comes from: a number if it is known, else an expression over the
-axes of other tensors. Equal names mean equal sizes at run time.
+`dimension` names the size of one axis by where it comes from: a number if it is known, else an
+expression over the axes of other tensors. Equal names mean equal sizes at run time.
 """
 
 _SAME_SHAPE = frozenset(
-    {"Identity", "BiasAdd", "Cast", "StopGradient", "Relu", "Relu6", "Elu", "LeakyRelu", "Sigmoid", "Tanh", "Softplus"}
+    {
+        "Identity",
+        "BiasAdd",
+        "Cast",
+        "StopGradient",
+        "Relu",
+        "Relu6",
+        "Elu",
+        "LeakyRelu",
+        "Sigmoid",
+        "Tanh",
+        "Softplus",
+    }
     | {"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "TfFusedOps>BatchNormAct"}
 )
 _ELEMENTWISE = frozenset({"Add", "AddV2", "Mul", "Sub"})

@@ -12,14 +12,20 @@ def _library_folders():
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     tensorflow = os.path.dirname(tf.__file__)
     site = sysconfig.get_paths()["purelib"]
-    return tuple(folder + os.sep for folder in (here, tensorflow, site, sysconfig.get_paths()["stdlib"]))
+    return tuple(
+        folder + os.sep for folder in (here, tensorflow, site, sysconfig.get_paths()["stdlib"])
+    )
 
 
 def user_line(op):
     """Returns "file:line" of the innermost frame outside libraries that created an op, or None."""
     folders = _library_folders()
-    for frame in reversed(op.traceback):
+    for frame in reversed(op.traceback or ()):
         name = frame.filename
-        if not name.startswith(folders) and not name.startswith("<") and "__autograph_generated" not in name:
+        if (
+            not name.startswith(folders)
+            and not name.startswith("<")
+            and "__autograph_generated" not in name
+        ):
             return f"{name}:{frame.lineno}"
     return None

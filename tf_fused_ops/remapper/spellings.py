@@ -1,7 +1,7 @@
 """Activations and the ways people write them.
 
-A spelling is stock TensorFlow code. It is traced to obtain a pattern, so it stands for exactly the ops that this
-TensorFlow makes of it; commutative operands need no spelling of their own.
+A spelling is stock TensorFlow code. It is traced to obtain a pattern, so it stands for exactly the
+ops that this TensorFlow makes of it; commutative operands need no spelling of their own.
 """
 
 import dataclasses
@@ -44,7 +44,12 @@ def _gelu_tanh_half_last(cube, x):
     return x * (0.5 * (1.0 + tf.tanh(0.7978845608028654 * (x + 0.044715 * cube(x)))))
 
 
-_CUBES = (lambda x: tf.pow(x, 3), lambda x: x * x * x, lambda x: x * tf.square(x), lambda x: x * (x * x))
+_CUBES = (
+    lambda x: tf.pow(x, 3),
+    lambda x: x * x * x,
+    lambda x: x * tf.square(x),
+    lambda x: x * (x * x),
+)
 
 _GELU_TANH = (
     lambda x: tf.nn.gelu(x, approximate=True),
@@ -91,6 +96,8 @@ ACTIVATIONS = (
 
 @functools.cache
 def op_types(spelling, dtype):
-    """Returns the op types that a spelling is made of, so that graphs without them can be skipped."""
-    traced = pattern.trace(lambda x: {"y": tf.identity(spelling(x))}, {"x": tf.TensorSpec(None, dtype)}, "Identity")
+    """Returns the op types of a spelling; a graph without them need not be searched."""
+    traced = pattern.trace(
+        lambda x: {"y": tf.identity(spelling(x))}, {"x": tf.TensorSpec(None, dtype)}, "Identity"
+    )
     return frozenset(node.type for node in traced.nodes[:-1])

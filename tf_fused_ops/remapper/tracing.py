@@ -1,13 +1,16 @@
 """Hooks into TensorFlow's tracing, so that every graph traced under the decorator is rewritten.
 
-Two functions of TensorFlow are wrapped, once, when the decorator is first used. Both are private, hence small wrappers
-that pass everything through and do nothing unless an enclosing graph belongs to the decorator:
+Two functions of TensorFlow are wrapped, once, when the decorator is first used. Both are private,
+hence small wrappers that pass everything through and do nothing unless an enclosing graph belongs
+to the decorator:
 
-* `func_graph.func_graph_from_py_func` traces every function graph there is: bodies of cond and while, map_fn, functions
-  given to tf.data, nested tf.functions. The rewriting happens at the end of the Python function, while the graph is still
-  the default one, so that control dependencies, captures and structured outputs remain TensorFlow's business.
-* `function_context.make_function_context` makes the key under which a tf.function keeps its traces. A nested tf.function
-  gets a key of its own, or a trace from inside the decorator would be reused outside of it and the other way round.
+* `func_graph.func_graph_from_py_func` traces every function graph there is: bodies of cond and
+  while, map_fn, functions given to tf.data, nested tf.functions. The rewriting happens at the end
+  of the Python function, while the graph is still the default one, so that control dependencies,
+  captures and structured outputs remain TensorFlow's business.
+* `function_context.make_function_context` makes the key under which a tf.function keeps its traces.
+  A nested tf.function gets a key of its own, or a trace from inside the decorator would be reused
+  outside of it and the other way round.
 """
 
 import dataclasses
@@ -30,7 +33,7 @@ _installed = False
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Session:
-    """What one decorated function wants: the options, whether XLA compiles it, and where reports go."""
+    """What one decorated function wants, and where its reports go."""
 
     options: rewriter.RemapOptions
     jit_compile: bool
@@ -76,9 +79,13 @@ def finish(outputs):
     graph = ops.get_default_graph()
     session = _session(graph)
     flat = tf.nest.flatten(outputs, expand_composites=True)
-    tensors = [value for value in flat if tf.is_tensor(value) and getattr(value, "graph", None) is graph]
+    tensors = [
+        value for value in flat if tf.is_tensor(value) and getattr(value, "graph", None) is graph
+    ]
     if session.jit_compile or control_flow_util.GraphOrParentsInXlaContext(graph):
-        report = Report(graph.name, skipped="it is compiled by XLA, which has no kernels for the fused ops")
+        report = Report(
+            graph.name, skipped="it is compiled by XLA, which has no kernels for the fused ops"
+        )
         log.vlog(log.FUSION, f"{graph.name} is left alone: {report.skipped}")
     else:
         new, report = rewriter.remap_graph(graph, tensors, session.options)
