@@ -55,8 +55,8 @@ def seeds():
 def run_python():
     """Runs a Python program in a fresh process and returns its output."""
 
-    def run(program, *arguments, threads=None):
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    def run(program, *arguments, threads=None, **environment):
+        env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
         if threads is not None:
             env |= {"TF_NUM_INTRAOP_THREADS": str(threads), "TF_NUM_INTEROP_THREADS": "1"}
         result = subprocess.run(
