@@ -73,9 +73,9 @@ struct ActivationFunctions {
   static constexpr double kTwoSqrt2OverPi = 1.5957691216057307117597842397375;
   static constexpr double kGeluCubic = 0.044715;
 
-  static TFO_HOST_DEVICE V GeluLogistic(V z) {
-    return Logistic(z * (Constant(kTwoSqrt2OverPi) +
-                         Constant(kTwoSqrt2OverPi * kGeluCubic) * z * z));
+  static TFO_HOST_DEVICE V GeluArgument(V z) {
+    return z * (Constant(kTwoSqrt2OverPi) +
+                Constant(kTwoSqrt2OverPi * kGeluCubic) * z * z);
   }
 
   // The standard normal distribution function.
@@ -109,7 +109,7 @@ struct ActivationFunctions {
     } else if constexpr (A == Activation::kMish) {
       return z * TanhSoftplus(z);
     } else if constexpr (A == Activation::kGeluTanh) {
-      return z * GeluLogistic(z);
+      return z * Logistic(GeluArgument(z));
     } else if constexpr (A == Activation::kGeluErf) {
       return z * NormalCdf(z);
     } else {
@@ -136,8 +136,9 @@ struct ActivationFunctions {
     } else if constexpr (A == Activation::kTanh) {
       return one - saved * saved;
     } else if constexpr (A == Activation::kSilu) {
-      const V s = Logistic(saved);
-      return s * (one + saved * (one - s));
+      const V e = Math::Exp(-saved);
+      const V s = one / (one + e);
+      return s * (one + saved * (s * e));  // s e = 1 - s, without cancellation
     } else if constexpr (A == Activation::kHardSwish) {
       const V inner = saved * Constant(1.0 / 3) + Constant(0.5);
       return saved <= Constant(-3) ? V{} : (saved >= Constant(3) ? one : inner);
@@ -145,10 +146,11 @@ struct ActivationFunctions {
       const V t = TanhSoftplus(saved);
       return t + saved * (one - t * t) * Logistic(saved);
     } else if constexpr (A == Activation::kGeluTanh) {
-      const V s = GeluLogistic(saved);
+      const V e = Math::Exp(-GeluArgument(saved));
+      const V s = one / (one + e);
       const V du = Constant(kTwoSqrt2OverPi) +
                    Constant(3 * kTwoSqrt2OverPi * kGeluCubic) * saved * saved;
-      return s + saved * s * (one - s) * du;
+      return s + saved * s * (s * e) * du;
     } else if constexpr (A == Activation::kGeluErf) {
       const V density = Constant(0.39894228040143267793994605993438) *
                         Math::Exp(Constant(-0.5) * saved * saved);

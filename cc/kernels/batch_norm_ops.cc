@@ -17,9 +17,7 @@ TensorShape MaskShape(const Tensor& y) {
 }
 
 absl::Status Done(bool done) {
-  return done ? absl::OkStatus()
-              : absl::ResourceExhaustedError(
-                    "no memory for the op's temporaries");
+  return done ? absl::OkStatus() : OutOfScratch();
 }
 
 // What both ops have in common.

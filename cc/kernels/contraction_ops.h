@@ -16,10 +16,6 @@ struct BoundShapes {
   tensorflow::TensorShape y;
 };
 
-inline absl::Status OutOfScratch() {
-  return absl::ResourceExhaustedError("no memory for the op's temporaries");
-}
-
 template <class T, class Geometry>
 class ContractionOp : public tensorflow::OpKernel {
  public:

@@ -70,6 +70,10 @@ class ScratchOwner {
   std::vector<tensorflow::Tensor> tensors_;
 };
 
+inline absl::Status OutOfScratch() {
+  return absl::ResourceExhaustedError("no memory for the op's temporaries");
+}
+
 // The tensor of an optional input (a list of at most one), or null.
 inline absl::Status OptionalInput(tensorflow::OpKernelContext* ctx,
                                   const char* name,
