@@ -36,7 +36,7 @@ class Function(polymorphic_function.Function):
             if not isinstance(graph, func_graph.FuncGraph):
                 return traced(*args, **kwargs)
             tracing.begin(graph, session)
-            return tracing.finish(traced(*args, **kwargs))
+            return tracing.finish(traced(*args, **kwargs), session)
 
         tracing.mark_decorated(rewritten)
         return dataclasses.replace(

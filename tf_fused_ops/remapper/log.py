@@ -1,5 +1,7 @@
 """Log lines in TensorFlow's own format, switched on by TF_CPP_VMODULE=remapper=<level>."""
 
+import sys
+
 # Grappler's remapper logs from this file; sharing its name shares the switch and the habit of
 # grepping for it.
 _FILE = "remapper.cc"
@@ -17,17 +19,13 @@ def _logging():
     return module
 
 
-def enabled(level):
-    """Returns whether lines of this level are printed."""
-    return _logging().vlog_level(_FILE) >= level
-
-
-def vlog(level, message, line=0):
+def vlog(level, message):
     """Logs one line if TF_CPP_VMODULE asks for it.
 
     Args:
         level: FUSION or NEAR_MISS.
         message: The text of the line.
-        line: The line number to print after the file name.
     """
-    _logging().vlog(_FILE, line, level, message)
+    module = _logging()
+    if module.vlog_level(_FILE) >= level:
+        module.vlog(_FILE, sys._getframe(1).f_lineno, level, message)

@@ -8,21 +8,15 @@ nothing against it; what it finds goes into the report.
 import contextlib
 import dataclasses
 import fnmatch
-import functools
 import time
 
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from tf_fused_ops.remapper import hiding, log, pattern, rules, source, spellings
-from tf_fused_ops.remapper.candidate import Backward, Candidate
+from tf_fused_ops.remapper import hiding, log, rules, search, source
+from tf_fused_ops.remapper.candidate import Candidate
 from tf_fused_ops.remapper.graph import GraphView
-from tf_fused_ops.remapper.matcher import Matcher
 from tf_fused_ops.remapper.report import Fusion, Refusal, Report
-
-# Joint patterns are kept per rule, static shapes and attributes; a large model has a few hundred of
-# these.
-_JOINT_PATTERNS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,67 +89,21 @@ class _Rewriter:
 
     def _try_rules(self, anchor):
         """Replaces the longest legal match at an anchor."""
-        for rule, traced in self._usable(anchor):
-            binding = Matcher(traced, self.view, allow_mismatch=True).match(anchor, traced.outputs)
-            if binding is None:
+        for rule, match, mismatch in search.forward_matches(self.view, anchor, self._options):
+            if mismatch:
+                self._refuse(rule, match, mismatch)
                 continue
-            match = _match(rule, traced, binding)
-            candidates = [Candidate(rule, match, (), self.view)]
-            if binding.mismatch:
-                self._refuse(rule, match, binding.mismatch)
-                continue
-            if backward := self._backward(rule, match):
-                candidates.insert(0, Candidate(rule, match, backward, self.view))
-            objections = []
-            for candidate in candidates:
-                objections.append(candidate.objection())
-                if objections[-1] is None:
-                    self._replace(candidate)
-                    return
-            self._refuse(rule, match, objections[0])
-
-    def _usable(self, anchor):
-        """Returns (rule, forward pattern) pairs for an anchor, longest first."""
-        dtype = anchor.outputs[0].dtype
-        if not dtype.is_floating:
-            return []
-        found = []
-        for rule in rules.BY_ANCHOR[anchor.type]:
-            # The types that the spelling needs are compared first: most are not in the graph at
-            # all.
-            if self._options.allows(rule.name) and self.view.has(
-                spellings.op_types(rule.spelling, dtype)
-            ):
-                keyed = tuple((name, anchor.get_attr(name)) for name in rule.keyed)
-                found.append((rule, _forward_pattern(rule, dtype, keyed)))
-        return sorted(found, key=lambda item: len(item[1].nodes), reverse=True)
-
-    def _backward(self, rule, match):
-        """Returns the gradient computations of a forward match that are part of the graph."""
-        inside = set(match.nodes)
-        values = [*match.operands.values(), *(t for op in match.nodes for t in op.outputs)]
-        if all(op in inside for tensor in values for op, _ in self.view.consumers(tensor)):
-            return ()
-        specs = tuple((n, tf.TensorSpec(t.shape, t.dtype)) for n, t in match.operands.items())
-        traced = _joint_pattern(rule, specs, _hashable(match.attrs))
-        matcher = Matcher(traced, self.view)
-        forward = matcher.match(match.node(rule.anchor), match.outputs)
-        found, used = [], set()
-        while forward is not None:
-            binding = _extend(matcher, forward, traced.outputs.keys() - match.outputs.keys(), used)
-            nodes = tuple(
-                op for node, op in sorted(binding.nodes.items()) if node not in forward.nodes
-            )
-            if not nodes:
-                break
-            used.update(nodes)
-            gradients = {
-                name.removeprefix("d_"): binding.nodes[port.node].outputs[port.port]
-                for name, port in traced.outputs.items()
-                if name not in match.outputs and port.node in binding.nodes
-            }
-            found.append(Backward(nodes, binding.operands["dy"], gradients))
-        return tuple(found)
+            backward = search.backward_matches(self.view, rule, match)
+            candidate = Candidate(rule, match, backward, self.view)
+            reason = candidate.objection()
+            if reason and backward:
+                candidate = Candidate(rule, match, (), self.view)
+                if candidate.objection() is None:
+                    reason = None
+            if reason is None:
+                self._replace(candidate)
+                return
+            self._refuse(rule, match, reason)
 
     def _replace(self, candidate):
         """Emits the fused ops and redirects the users of what they replace."""
@@ -210,20 +158,6 @@ class _Rewriter:
             )
 
 
-def _extend(matcher, binding, names, used):
-    """Returns a binding with all named outputs that exist; one may lead to another."""
-    missing = sorted(names)
-    progress = True
-    while progress:
-        progress = False
-        for name in list(missing):
-            extended = matcher.extend(binding, name, excluded=used)
-            if extended:
-                binding, progress = extended, True
-                missing.remove(name)
-    return binding
-
-
 def _messages(candidate, wanted):
     """Returns the log lines of a replacement: the forward pass, then each backward pass."""
     what, which = candidate.rule.describe(candidate.match)
@@ -234,44 +168,3 @@ def _messages(candidate, wanted):
         named = " ".join(f"{name}={op}" for name, op in gradients.items())
         messages.append(f"Fuse gradient of {what}: {named}")
     return tuple(messages)
-
-
-def _match(rule, traced, binding):
-    """Turns a matcher's binding into what rules work with."""
-    attrs = {name: value for group in rule.captured.values() for name, value in group.items()}
-    for op in binding.nodes.values():
-        attrs |= {name: op.get_attr(name) for name in rule.captured.get(op.type, ())}
-    return rules.Match(
-        nodes=tuple(op for _, op in sorted(binding.nodes.items())),
-        operands=binding.operands,
-        outputs={
-            n: binding.nodes[port.node].outputs[port.port] for n, port in traced.outputs.items()
-        },
-        attrs=attrs,
-    )
-
-
-@functools.cache
-def _forward_pattern(rule, dtype, keyed):
-    """Traces a rule's stock code for operands of unknown size."""
-    attrs = {name: value for group in rule.captured.values() for name, value in group.items()}
-    free = {(op_type, name) for op_type, group in rule.captured.items() for name in group}
-    free -= {(rule.anchor, name) for name, _ in keyed}
-    specs = {
-        name: tf.TensorSpec([None] * rank, rule.operand_dtype(name, dtype))
-        for name, rank in rule.operands.items()
-    }
-    stock = functools.partial(rule.stock, attrs | dict(keyed))
-    return pattern.trace(stock, specs, rule.anchor, free)
-
-
-@functools.lru_cache(maxsize=_JOINT_PATTERNS)
-def _joint_pattern(rule, specs, attrs):
-    """Traces a rule's stock code with its gradient, for operands of exactly these static shapes."""
-    attrs = {name: list(value) if isinstance(value, tuple) else value for name, value in attrs}
-    stock = functools.partial(rule.stock, attrs)
-    return pattern.trace_joint(stock, dict(specs), rule.differentiable, rule.anchor)
-
-
-def _hashable(attrs):
-    return tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in attrs.items())

@@ -76,6 +76,10 @@ class Rule(abc.ABC):
         names = [name for group in self.activation.captured.values() for name in group]
         return self.spelling(x, **{name: attrs[name] for name in names})
 
+    def default_attrs(self):
+        """Returns the captured attributes with their defaults, by name."""
+        return {name: value for group in self.captured.values() for name, value in group.items()}
+
     @abc.abstractmethod
     def stock(self, attrs, **operands):
         """The stock code, as a dict of the outputs that code outside may use."""

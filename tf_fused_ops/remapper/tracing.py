@@ -67,17 +67,17 @@ def mark_decorated(python_func):
     python_func._tfo_decorated = True
 
 
-def finish(outputs):
+def finish(outputs, session):
     """Rewrites the graph that is being traced.
 
     Args:
         outputs: What the traced Python function returned.
+        session: What the decorated function around it wants.
 
     Returns:
         The same structure, with replaced tensors.
     """
     graph = ops.get_default_graph()
-    session = _session(graph)
     flat = tf.nest.flatten(outputs, expand_composites=True)
     tensors = [
         value for value in flat if tf.is_tensor(value) and getattr(value, "graph", None) is graph
@@ -111,11 +111,12 @@ def _traced(original):
     @functools.wraps(original)
     def func_graph_from_py_func(name, python_func, *args, **kwargs):
         # A decorated function begins and finishes its own graph.
-        if _session(ops.get_default_graph()) is None or hasattr(python_func, "_tfo_decorated"):
+        session = _session(ops.get_default_graph())
+        if session is None or hasattr(python_func, "_tfo_decorated"):
             return original(name, python_func, *args, **kwargs)
 
         def traced(*func_args, **func_kwargs):
-            return finish(python_func(*func_args, **func_kwargs))
+            return finish(python_func(*func_args, **func_kwargs), session)
 
         traced = tf_decorator.make_decorator(python_func, traced)
         return original(name, traced, *args, **kwargs)
