@@ -1,0 +1,97 @@
+"""Small problems in float64 on which the gradients of all ops are compared."""
+
+import cases
+import numpy as np
+import tensorflow as tf
+from tolerances import assert_close
+
+from tf_fused_ops.ops import batch_norm_act, conv2d_bias_act, matmul_bias_act, reference
+
+CONV = cases.ConvCase(
+    batch=1, image=(3, 4), cin=2, cout=2, kernel=(2, 2), strides=(2, 1), side=True, dtype="float64"
+)
+MATMUL = cases.MatMulCase(lead=(2,), m=2, k=3, n=2, ta=True, side=True, dtype="float64")
+BATCH_NORM = cases.BatchNormCase(sizes=(3, 2), channels=2, side=True, dtype="float64")
+FORMS = ("conv", "matmul", "batch_norm", "batch_norm_inference", "batch_norm_no_side")
+ACTIVATIONS = [(act, cases.ALPHA) for act in cases.ACTIVATIONS] + [("leaky_relu", -cases.ALPHA)]
+
+
+def problem(form, act, alpha=cases.ALPHA, seed=0):
+    """An op as a function of its float64 inputs, the same in stock ops, the inputs, and dy."""
+    case = {"conv": CONV, "matmul": MATMUL}.get(form, BATCH_NORM)
+    attributes = {**case.attributes(), "activation": act, "alpha": alpha}
+    if form in ("conv", "matmul"):
+        fused_op, stock_op = {
+            "conv": (conv2d_bias_act, reference.conv2d_bias_act),
+            "matmul": (matmul_bias_act, reference.matmul_bias_act),
+        }[form]
+
+        def fused(a, b, bias, side):
+            return fused_op(a, b, bias, side_input=side, **attributes)
+
+        def stock(*inputs):
+            return stock_op(*inputs, **attributes)
+
+        def argument(inputs):
+            return stock_op(*inputs[:4], **{**attributes, "activation": "none"})
+
+        inputs = cases.away_from_kinks(lambda i: case.inputs(seed + i), argument, act)
+        return fused, stock, [tf.constant(v) for v in inputs[:4]], tf.constant(inputs[4])
+
+    attributes["training"] = form != "batch_norm_inference"
+    side = form != "batch_norm_no_side"
+
+    def inputs_of(i):
+        *inputs, side_value, dy = case.inputs(seed + i)
+        return [*inputs, side_value * side, dy]
+
+    def argument(inputs):
+        values = [tf.constant(value) for value in inputs[:6]]
+        return reference.batch_norm_act(*values, **{**attributes, "activation": "none"})[0]
+
+    *inputs, side_value, dy = cases.away_from_kinks(inputs_of, argument, act)
+    if attributes["training"]:
+        moving, inputs = inputs[3:], inputs[:3]
+    else:
+        moving = []
+    inputs = [tf.constant(v) for v in (*inputs, *([side_value] if side else []))]
+
+    def order(values):
+        values = list(values)
+        side_input = values.pop() if side else None
+        return [*values, *moving, side_input]
+
+    def fused(*values):
+        return batch_norm_act(*order(values), **attributes)[0]
+
+    def stock(*values):
+        return reference.batch_norm_act(*order(values), **attributes)[0]
+
+    return fused, stock, inputs, tf.constant(dy)
+
+
+def gradients_of(function, inputs, dy):
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        y = function(*inputs)
+    return tape.gradient(y, inputs, output_gradients=dy)
+
+
+def second_order(function, inputs, dy, weights):
+    """The gradient of the weighted sum of all gradients, with respect to inputs and dy."""
+    with tf.GradientTape() as tape:
+        tape.watch([*inputs, dy])
+        gradients = gradients_of(function, inputs, dy)
+        total = tf.add_n([tf.reduce_sum(g * w) for g, w in zip(gradients, weights, strict=True)])
+    zero = tf.UnconnectedGradients.ZERO
+    return tape.gradient(total, [*inputs, dy], unconnected_gradients=zero)
+
+
+def weights_for(inputs):
+    rng = np.random.default_rng(1)
+    return [tf.constant(rng.normal(size=value.shape)) for value in inputs]
+
+
+def assert_all_close(values, references, units=2000):
+    for i, (value, other) in enumerate(zip(values, references, strict=True)):
+        assert_close(f"gradient {i}", value, other, "float64", units)
