@@ -86,6 +86,8 @@ class Candidate:
         for op in self.nodes:
             if "_grappler_do_not_remove" in op.node_def.attr:
                 return f"{op.name} is marked _grappler_do_not_remove"
+            if self.view.is_fetched(op):
+                return f"{op.name} is an output of the graph"
         return None
 
     def _control_edges(self):

@@ -79,9 +79,9 @@ class GraphView:
         """Returns the live ops that read a tensor."""
         return [op for op, _ in self.consumers(tensor) if op in self._live]
 
-    def is_fetched(self, tensor):
-        """Returns whether the tensor leaves the graph."""
-        return id(tensor) in self._fetched
+    def is_fetched(self, output):
+        """Returns whether a tensor, or an op, leaves the graph."""
+        return id(output) in self._fetched
 
     def attrs(self, op):
         """Returns the attributes that decide what an op computes, as a dict of AttrValue protos."""

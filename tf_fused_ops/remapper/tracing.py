@@ -79,9 +79,8 @@ def finish(outputs, session):
     """
     graph = ops.get_default_graph()
     flat = tf.nest.flatten(outputs, expand_composites=True)
-    tensors = [
-        value for value in flat if tf.is_tensor(value) and getattr(value, "graph", None) is graph
-    ]
+    tensors = [_leaving(value) for value in flat]
+    tensors = [value for value in tensors if getattr(value, "graph", None) is graph]
     if session.jit_compile or control_flow_util.GraphOrParentsInXlaContext(graph):
         report = Report(
             graph.name, skipped="it is compiled by XLA, which has no kernels for the fused ops"
@@ -95,6 +94,11 @@ def finish(outputs, session):
             outputs = tf.nest.pack_sequence_as(outputs, flat, expand_composites=True)
     session.reports.append(report)
     return outputs
+
+
+def _leaving(value):
+    """Returns the tensor or op by which a returned value keeps others alive."""
+    return value.flow if isinstance(value, tf.TensorArray) else value
 
 
 def _session(graph):
