@@ -87,7 +87,7 @@ def inner_tape_cases():
             yield pytest.param(rule, "unknown batch", id=f"{row_id(rule)}-unknown batch")
 
 
-@pytest.mark.parametrize(("rule", "batch"), inner_tape_cases())
+@pytest.mark.parametrize(("rule", "batch"), list(inner_tape_cases()))
 def test_inner_tape(rule, batch):
     named = operands(rule)
     dy = dy_like(rule, named)
