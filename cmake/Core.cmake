@@ -5,9 +5,9 @@
 # keeps one copy of an inline function, and on an older processor an AVX-512 copy is an illegal instruction.
 set(TFO_CORE_OPTIONS -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
 set(TFO_ISA_OPTIONS_portable "")
-set(TFO_ISA_OPTIONS_avx2 -mavx2 -mfma -mf16c)
+set(TFO_ISA_OPTIONS_avx2 -mavx2 -mfma -mf16c -mprfchw)
 set(TFO_ISA_OPTIONS_avx512
-    -mavx512f -mavx512vl -mavx512bw -mavx512dq -mavx2 -mfma -mf16c -mprefer-vector-width=512)
+    -mavx512f -mavx512vl -mavx512bw -mavx512dq -mavx2 -mfma -mf16c -mprfchw -mprefer-vector-width=512)
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(TFO_ISAS portable avx2 avx512)

@@ -132,6 +132,9 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
               (Max(depth, 1) * kColumns),
           1);
 
+  Epilogue<T> epilogue = c.epilogue;
+  epilogue.stream = epilogue.ShouldStream(grid * c.out_channels);
+
   Segment* segments = scratch.Allocate<Segment>(x.taps.count + 1);
   A* packed = scratch.Allocate<A>(panels * depth * kColumns);
   const std::int64_t band_size =
@@ -181,7 +184,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
       for (std::int64_t i = 0; i < rows; ++i) {
         for (std::int64_t j = 0; j < columns; j += tile_rows) {
           const int num_rows = static_cast<int>(Min(columns - j, tile_rows));
-          const std::int64_t at = c.epilogue.map.Offset(n, i0 + i, j0 + j);
+          const std::int64_t at = epilogue.map.Offset(n, i0 + i, j0 + j);
           operands.a =
               from + i * x.stride_h * row_pitch + j * x.stride_w * pitch;
           for (std::int64_t panel = first; panel < last; ++panel) {
@@ -189,12 +192,14 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
             const int num_columns =
                 static_cast<int>(Min(c.out_channels - channel, kColumns));
             operands.b = packed + panel * depth * kColumns;
+            epilogue.Prefetch(at, channel, num_rows, num_columns);
             SelectTile<A, true>(num_rows, num_columns)(operands);
-            WriteTile(c.epilogue, at, channel, tile, num_rows, num_columns);
+            WriteTile(epilogue, at, channel, tile, num_rows, num_columns);
           }
         }
       }
     }
+    if (epilogue.stream) FlushStores();
   };
   ParallelFor(
       parallel, images_and_bands * panel_groups,

@@ -5,6 +5,7 @@
 
 #include "cc/core/address_map.h"
 #include "cc/core/micro_kernel.h"
+#include "cc/core/streaming.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -20,6 +21,32 @@ struct Epilogue {
   Activation activation;
   Accumulator<T> alpha;
   AddressMap map;
+  bool stream = false;  // whole vectors bypass the caches
+
+  // Whether `size` elements of output are better stored past the caches: they
+  // are more than fit, and rows begin at a cache line.
+  TFO_INLINE bool ShouldStream(std::int64_t size) const {
+    constexpr std::int64_t kLine = 64 / sizeof(T);
+    const auto address = reinterpret_cast<std::uintptr_t>(y) |
+                         reinterpret_cast<std::uintptr_t>(pre_activation);
+    return size * static_cast<std::int64_t>(sizeof(T)) >= kStreamedBytes &&
+           map.c == 1 && map.w % kLine == 0 && address % 64 == 0;
+  }
+
+  // Asks for the memory that a tile will be written to, so that it arrives
+  // while the tile is computed.
+  TFO_INLINE void Prefetch(std::int64_t at, std::int64_t channel, int rows,
+                           int columns) const {
+    if (map.c != 1 || stream) return;
+    for (int i = 0; i < rows; ++i) {
+      const char* row =
+          reinterpret_cast<const char*>(y + at + i * map.w + channel);
+      for (int byte = 0; byte < columns * static_cast<int>(sizeof(T));
+           byte += 64) {
+        __builtin_prefetch(row + byte, 1);
+      }
+    }
+  }
 };
 
 template <class T, Activation kActivation>
@@ -35,19 +62,24 @@ struct EpilogueWriter {
     return VectorActivation<A>::template Value<kActivation>(z, alpha);
   }
 
+  TFO_INLINE void Write(T* to, V v, int n) const {
+    if (n < kLanesA) {
+      StoreAsPartial(to, v, n);
+    } else if (e.stream) {
+      StoreStreaming(to, v);
+    } else {
+      StoreAs(to, v);
+    }
+  }
+
   // n <= lanes elements that lie together in memory, from `at` on.
   TFO_INLINE void Run(std::int64_t at, V z, int n) const {
-    const bool whole = n == kLanesA;
     if (e.side_input != nullptr) {
       const T* side = e.side_input + at;
-      z += whole ? LoadAs(side) : LoadAsPartial(side, n);
+      z += n == kLanesA ? LoadAs(side) : LoadAsPartial(side, n);
     }
-    if (e.pre_activation != nullptr) {
-      T* pre = e.pre_activation + at;
-      whole ? StoreAs(pre, z) : StoreAsPartial(pre, z, n);
-    }
-    const V y = Activate(z);
-    whole ? StoreAs(e.y + at, y) : StoreAsPartial(e.y + at, y, n);
+    if (e.pre_activation != nullptr) Write(e.pre_activation + at, z, n);
+    Write(e.y + at, Activate(z), n);
   }
 
   TFO_INLINE void One(std::int64_t at, A z) const {
