@@ -170,9 +170,12 @@ def test_sparse_gradient_of_the_output(form, act):
     assert_all_close(gradients_of(gathered(fused), inputs, tf.ones_like(rows)), expected, 64)
 
 
+@pytest.mark.parametrize("in_function", [False, True])
 @pytest.mark.parametrize(("form", "act"), PLACES)
-def test_forward_mode(form, act):
+def test_forward_mode(form, act, in_function):
     fused, stock, inputs, _ = problem(form, act)
+    if in_function:
+        fused = tf.function(fused)
 
     def jvp(function):
         with tf.autodiff.ForwardAccumulator(inputs, weights_for(inputs)) as accumulator:

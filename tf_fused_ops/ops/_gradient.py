@@ -5,7 +5,7 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import record
 
-from tf_fused_ops.ops import activations
+from tf_fused_ops.ops import _autodiff, activations
 
 
 def attributes(op, *names):
@@ -102,35 +102,31 @@ def differentiate(function, op, output_gradients):
     """Returns the gradient of an op, given as a function of its inputs in stock TensorFlow ops.
 
     Args:
-        function: Takes the inputs of op, returns its outputs (None for those switched off).
+        function: Takes the inputs of op, returns its outputs.
         op: The operation, as a gradient function receives it.
         output_gradients: One gradient an output.
 
     Returns:
         A list, one gradient an input, None where there is none.
     """
-    # Fresh names for the inputs: they may live in an outer graph, whose tensors an inner tape does
-    # not see.
-    inputs = [tf.identity(value) for value in op.inputs]
-    with tf.GradientTape() as tape:
-        tape.watch([value for value in inputs if value.dtype.is_floating])
+    used = [i for i, gradient in enumerate(output_gradients) if not is_zero(gradient)]
+    floating = [i for i, value in enumerate(op.inputs) if value.dtype.is_floating]
+    needed = [i for i in floating if wanted(op)[i]]
+
+    def used_outputs(*values):
+        inputs = list(op.inputs)
+        for i, value in zip(needed, values, strict=True):
+            inputs[i] = value
         outputs = function(*inputs)
-    used = [
-        (output, gradient)
-        for output, gradient in zip(outputs, output_gradients, strict=True)
-        if output is not None and not is_zero(gradient)
-    ]
-    if not used:
-        return [None] * len(inputs)
-    needed = [i for i, want in enumerate(wanted(op)) if want and inputs[i].dtype.is_floating]
-    gradients = tape.gradient(
-        [output for output, _ in used],
-        [inputs[i] for i in needed],
-        output_gradients=[gradient for _, gradient in used],
-    )
-    result = [None] * len(inputs)
-    for i, gradient in zip(needed, gradients, strict=True):
-        result[i] = gradient
+        return [outputs[i] for i in used]
+
+    result = [None] * len(op.inputs)
+    if used and needed:
+        gradients = _autodiff.pull_back(
+            used_outputs, [op.inputs[i] for i in needed], [output_gradients[i] for i in used]
+        )
+        for i, gradient in zip(needed, gradients, strict=True):
+            result[i] = gradient
     return result
 
 

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tf_fused_ops._library import ops
-from tf_fused_ops.ops import _arguments, _gradient, activations, reference
+from tf_fused_ops.ops import _arguments, _autodiff, _gradient, activations, reference
 
 _SHARED = ("training", "data_format", "activation", "alpha")
 _STATISTICS = ("epsilon", "momentum", "training", "unbiased", "data_format")
@@ -115,11 +115,11 @@ def _pre_activation_source(op, activation):
 def _statistics_gradient(op, gradients):
     """The gradient of x through new_mean, new_variance, saved_mean and saved_inv_std."""
     attributes = _gradient.attributes(op, *_STATISTICS)
-    x = tf.identity(op.inputs[0])
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        statistics = reference.batch_norm_statistics(x, *op.inputs[3:5], **attributes)
-    return tape.gradient(statistics, x, output_gradients=gradients)
+
+    def statistics(x):
+        return reference.batch_norm_statistics(x, *op.inputs[3:5], **attributes)
+
+    return _autodiff.pull_back(statistics, op.inputs[:1], gradients)[0]
 
 
 def _moving_gradients(op, statistics_gradients, dscale, doffset):

@@ -6,7 +6,7 @@ gradients of gradients, and for graphs that must run where tf_fused_ops is not i
 
 import tensorflow as tf
 
-from tf_fused_ops.ops import activations
+from tf_fused_ops.ops import _autodiff, activations
 
 
 def _wide(value):
@@ -97,10 +97,11 @@ def conv2d_bias_act_grad(
         The gradients of x, filters, bias, side_input.
     """
     dz = _activation_gradient(dy, saved, activation, alpha)
-    with tf.GradientTape() as tape:
-        tape.watch([x, filters])
-        z = _conv2d(x, filters, strides, padding, data_format, dilations)
-    dx, dfilters = tape.gradient(z, [x, filters], output_gradients=dz)
+
+    def conv2d(x, filters):
+        return [_conv2d(x, filters, strides, padding, data_format, dilations)]
+
+    dx, dfilters = _autodiff.pull_back(conv2d, [x, filters], [dz])
     axes = [0, 1, 2] if data_format == "NHWC" else [0, 2, 3]
     return dx, dfilters, tf.cast(tf.reduce_sum(_wide(dz), axes), dz.dtype), dz
 
@@ -150,10 +151,9 @@ def matmul_bias_act_grad(dy, a, b, saved, *, transpose_a, transpose_b, activatio
         The gradients of a, b, bias, side_input.
     """
     dz = _activation_gradient(dy, saved, activation, alpha)
-    with tf.GradientTape() as tape:
-        tape.watch([a, b])
-        z = _matmul(a, b, transpose_a, transpose_b)
-    da, db = tape.gradient(z, [a, b], output_gradients=dz)
+    da, db = _autodiff.pull_back(
+        lambda a, b: [_matmul(a, b, transpose_a, transpose_b)], [a, b], [dz]
+    )
     shape = tf.shape(dz)
     rows = tf.reshape(_wide(dz), tf.stack([tf.reduce_prod(shape[:-1]), shape[-1]]))
     return da, db, tf.cast(tf.reduce_sum(rows, 0), dz.dtype), dz
