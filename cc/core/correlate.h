@@ -4,6 +4,7 @@
 #define TFO_CC_CORE_CORRELATE_H_
 
 #include "cc/core/epilogue.h"
+#include "cc/core/lookahead.h"
 #include "cc/core/pack.h"
 #include "cc/core/scratch.h"
 
@@ -35,6 +36,14 @@ constexpr std::int64_t kPanelsBytes = 512 << 10;
 constexpr std::int64_t kTaskWork = 1 << 20;
 constexpr std::int64_t kWantedTasks = 32;
 
+// How the grid is cut into tasks; a function of the shape alone, so that
+// results do not depend on threads.
+struct Bands {
+  std::int64_t rows, columns;                // of the grid, per band
+  std::int64_t down, across;                 // bands per image
+  std::int64_t source_rows, source_columns;  // gathered for a band
+};
+
 // A batch of images under a filter that stops at every pixel of a grid.
 template <class T>
 struct Windows {
@@ -53,6 +62,21 @@ struct Windows {
            (grid_h - 1) * stride_h + taps.max_h < height &&
            (grid_w - 1) * stride_w + taps.max_w < width;
   }
+
+  // What lies behind the band that begins at source pixel (h, w) of image n,
+  // for a time of `steps` tiles.
+  TFO_INLINE Lookahead<T> After(const Bands& bands, std::int64_t n,
+                                std::int64_t h, std::int64_t w,
+                                std::int64_t steps) const {
+    const bool whole_rows = bands.across == 1;
+    const std::int64_t begin =
+        whole_rows ? map.Offset(n, Max(h, 0) + bands.source_rows, 0)
+                   : map.Offset(n, Max(h, 0), Max(w, 0) + bands.source_columns);
+    const std::int64_t size = map.c != 1   ? 0
+                              : whole_rows ? bands.rows * stride_h * map.h
+                                           : bands.columns * stride_w * map.w;
+    return {source, begin, size, batch * map.batch, Max(steps, 1)};
+  }
 };
 
 template <class T>
@@ -62,14 +86,6 @@ struct Correlation {
   const T* filters;
   FilterMap filter_map;
   Epilogue<T> epilogue;
-};
-
-// How the grid is cut into tasks; a function of the shape alone, so that
-// results do not depend on threads.
-struct Bands {
-  std::int64_t rows, columns;                // of the grid, per band
-  std::int64_t down, across;                 // bands per image
-  std::int64_t source_rows, source_columns;  // gathered for a band
 };
 
 template <class T>
@@ -174,10 +190,15 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
     }
     const std::int64_t tile_rows = EvenPart(columns, kTileRows);
     const std::int64_t last_panel = Min(panels, (group + 1) * panels_per_task);
+    const std::int64_t tiles = rows * CeilDiv(columns, tile_rows) *
+                               (last_panel - group * panels_per_task);
+    Lookahead<T> lookahead = x.After(bands, n, h, w, tiles);
     alignas(64) A tile[kTileRows * kColumns];
+    PrefetchList prefetch;
     TileOperands<A> operands{
-        nullptr, x.stride_w * pitch, 1,    segments, num_segments,
-        nullptr, kColumns,           tile, kColumns, false};
+        nullptr,  x.stride_w * pitch, 1,    segments, num_segments,
+        nullptr,  kColumns,           tile, kColumns, false,
+        &prefetch};
     for (std::int64_t first = group * panels_per_task; first < last_panel;
          first += panels_together) {
       const std::int64_t last = Min(first + panels_together, last_panel);
@@ -192,7 +213,9 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
             const int num_columns =
                 static_cast<int>(Min(c.out_channels - channel, kColumns));
             operands.b = packed + panel * depth * kColumns;
-            epilogue.Prefetch(at, channel, num_rows, num_columns);
+            prefetch.Clear();
+            epilogue.Prefetch(at, channel, num_rows, num_columns, &prefetch);
+            lookahead.Advance(&prefetch);
             SelectTile<A, true>(num_rows, num_columns)(operands);
             WriteTile(epilogue, at, channel, tile, num_rows, num_columns);
           }

@@ -33,17 +33,16 @@ struct Epilogue {
            map.c == 1 && map.w % kLine == 0 && address % 64 == 0;
   }
 
-  // Asks for the memory that a tile will be written to, so that it arrives
-  // while the tile is computed.
+  // Adds the memory that a tile will be written to.
   TFO_INLINE void Prefetch(std::int64_t at, std::int64_t channel, int rows,
-                           int columns) const {
+                           int columns, PrefetchList* list) const {
     if (map.c != 1 || stream) return;
     for (int i = 0; i < rows; ++i) {
       const char* row =
           reinterpret_cast<const char*>(y + at + i * map.w + channel);
       for (int byte = 0; byte < columns * static_cast<int>(sizeof(T));
            byte += 64) {
-        __builtin_prefetch(row + byte, 1);
+        list->Add(row + byte);
       }
     }
   }

@@ -219,6 +219,16 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
       }
       const std::int64_t h = i0 * s.stride_h + g.x.taps.min_h;
       const std::int64_t w = j0 * s.stride_w + g.x.taps.min_w;
+      const std::int64_t tiles =
+          (last_panel - first_panel) * CeilDiv(p.rows, kTileRows);
+      Lookahead<T> x_ahead = p.block == s.in_c
+                                 ? g.x.After(bands, n, h, w, tiles)
+                                 : Lookahead<T>(g.x.source, 0, 0, 0, 1);
+      const std::int64_t dz_size =
+          p.groups == 1 && g.dz_map.c == 1 ? height * width * s.out_c : 0;
+      Lookahead<T> dz_ahead(g.dz, g.dz_map.Offset(n, i0, j0) + dz_size, dz_size,
+                            s.batch * g.dz_map.batch, Max(tiles, 1));
+      PrefetchList prefetch;
       for (std::int64_t c0 = 0; products && c0 < s.in_c; c0 += p.block) {
         const std::int64_t channels = Min(p.block, s.in_c - c0);
         const A* x = x_band;
@@ -240,11 +250,14 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
             const std::int64_t tile_rows = EvenPart(length, kTileRows);
             for (std::int64_t i = 0; i < length; i += tile_rows) {
               const int num_rows = static_cast<int>(Min(length - i, tile_rows));
+              prefetch.Clear();
+              x_ahead.Advance(&prefetch);
+              dz_ahead.Advance(&prefetch);
               SelectTile<A, false>(num_rows, num_columns)(
                   {x + runs[run].offset + i, 1, s.stride_w * p.pitch,
                    width == bands.columns ? lines : lines + bands.rows, height,
                    dz_band + (panel - first_panel) * dz_panel_size, kColumns,
-                   row + i * kColumns, kColumns, accumulate});
+                   row + i * kColumns, kColumns, accumulate, &prefetch});
             }
             row += (whole ? length : s.in_c) * kColumns;
           }

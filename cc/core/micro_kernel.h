@@ -29,6 +29,21 @@ constexpr int kTileVectors = 2;
 template <class A>
 constexpr int kTileColumns = kTileVectors * kLanes<A>;
 
+// Cache lines that will be needed after this tile. They are asked for one at a
+// time while it is computed, so that memory works while the arithmetic does; a
+// burst of requests would stall both.
+struct PrefetchList {
+  static constexpr int kCapacity = 128;
+
+  const void* lines[kCapacity + 1];
+  int count = 0;
+
+  TFO_INLINE void Clear() { count = 0; }
+  TFO_INLINE void Add(const void* line) {
+    if (count < kCapacity) lines[count++] = line;
+  }
+};
+
 template <class A>
 struct TileOperands {
   const A* a;
@@ -41,6 +56,7 @@ struct TileOperands {
   A* c;
   std::int64_t c_stride;
   bool accumulate;
+  PrefetchList* prefetch;
 };
 
 template <class A, int kRows, int kVectors, bool kContiguousK>
@@ -55,6 +71,10 @@ void Tile(const TileOperands<A>& t) {
           t.accumulate ? Load(c + i * t.c_stride + j * kLanes<A>) : Vec<A>{};
     }
   }
+  // The last entry, a line in use, is repeated until the tile is done.
+  t.prefetch->lines[t.prefetch->count] = t.b;
+  const void* const* line = t.prefetch->lines;
+  const void* const* const last_line = line + t.prefetch->count;
   const A* b = t.b;
   const std::int64_t b_stride = t.b_stride;
   const std::int64_t row_stride = kContiguousK ? t.row_stride : 1;
@@ -62,6 +82,8 @@ void Tile(const TileOperands<A>& t) {
   for (std::int64_t s = 0; s < t.num_segments; ++s) {
     const A* a = t.a + t.segments[s].offset;
     for (std::int64_t k = t.segments[s].length; k > 0; --k) {
+      __builtin_prefetch(*line, 0, 2);
+      line += line != last_line;
       Vec<A> row[kVectors];
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j) row[j] = Load(b + j * kLanes<A>);

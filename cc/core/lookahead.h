@@ -1,0 +1,42 @@
+// Fetches the source of the next band while this one is computed.
+#ifndef TFO_CC_CORE_LOOKAHEAD_H_
+#define TFO_CC_CORE_LOOKAHEAD_H_
+
+#include "cc/core/address_map.h"
+#include "cc/core/micro_kernel.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+// A worker's next band most likely follows this one in memory. It is asked for
+// in `steps` parts, so that the requests spread over the time that the tiles
+// take.
+template <class T>
+class Lookahead {
+ public:
+  Lookahead(const Source<T>& source, std::int64_t begin, std::int64_t size,
+            std::int64_t end, std::int64_t steps)
+      : source_(source),
+        next_(begin),
+        end_(begin + size < end ? begin + size : end),
+        step_((size / steps / kLine + 1) * kLine) {}
+
+  TFO_INLINE void Advance(PrefetchList* list) {
+    const std::int64_t stop = next_ + step_ < end_ ? next_ + step_ : end_;
+    for (; next_ < stop; next_ += kLine) {
+      list->Add(source_.data + next_);
+      if (source_.saved != nullptr) list->Add(source_.saved + next_);
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kLine = 64 / sizeof(T);
+
+  const Source<T>& source_;
+  std::int64_t next_, end_, step_;
+};
+
+}  // namespace
+}  // namespace tfo::TFO_ISA
+
+#endif  // TFO_CC_CORE_LOOKAHEAD_H_
