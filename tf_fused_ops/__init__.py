@@ -1,8 +1,11 @@
 """Fused convolution, batch-norm and matmul ops for TensorFlow, for training as well as inference.
 
 `function` is a drop-in for `tf.function` that replaces chains of stock ops by fused ones, `remap`
-does the same to a finished graph; the other functions call the fused ops directly.
+does the same to a finished graph; `layers` has Keras layers; the other functions call the fused ops
+directly.
 """
+
+import importlib
 
 from tf_fused_ops._library import LibraryError
 from tf_fused_ops._version import __version__
@@ -17,6 +20,14 @@ __all__ = [
     "batch_norm_act",
     "conv2d_bias_act",
     "function",
+    "layers",
     "matmul_bias_act",
     "remap",
 ]
+
+
+def __getattr__(name):
+    # Keras, and the check of its backend, only for those who use it.
+    if name == "layers":
+        return importlib.import_module("tf_fused_ops.layers")
+    raise AttributeError(f"module 'tf_fused_ops' has no attribute {name!r}")

@@ -1,0 +1,134 @@
+"""What the tests of the Keras layers share: the table of layers, and counting fused ops."""
+
+import collections
+
+import keras
+import tensorflow as tf
+from remapping import FUSED, op_counts
+
+from tf_fused_ops import layers
+
+Case = collections.namedtuple("Case", "fused stock options shape output_shape op")
+
+CASES = {
+    "conv": Case(
+        layers.FusedConv2D,
+        keras.layers.Conv2D,
+        {"filters": 4, "kernel_size": 3, "padding": "same"},
+        (2, 6, 6, 3),
+        (2, 6, 6, 4),
+        FUSED["Conv2D"],
+    ),
+    "conv_strided": Case(
+        layers.FusedConv2D,
+        keras.layers.Conv2D,
+        {"filters": 4, "kernel_size": (3, 2), "strides": 2, "use_bias": False},
+        (2, 9, 8, 3),
+        (2, 4, 4, 4),
+        FUSED["Conv2D"],
+    ),
+    "conv_dilated": Case(
+        layers.FusedConv2D,
+        keras.layers.Conv2D,
+        {"filters": 4, "kernel_size": 3, "dilation_rate": 2, "padding": "same"},
+        (2, 6, 6, 3),
+        (2, 6, 6, 4),
+        FUSED["Conv2D"],
+    ),
+    "conv_channels_first": Case(
+        layers.FusedConv2D,
+        keras.layers.Conv2D,
+        {"filters": 4, "kernel_size": 3, "data_format": "channels_first"},
+        (2, 3, 6, 6),
+        (2, 4, 4, 4),
+        FUSED["Conv2D"],
+    ),
+    "batch_norm": Case(
+        layers.FusedBatchNormalization,
+        keras.layers.BatchNormalization,
+        {"momentum": 0.7},
+        (4, 5, 5, 3),
+        (4, 5, 5, 3),
+        FUSED["FusedBatchNormV3"],
+    ),
+    "batch_norm_rank_2": Case(
+        layers.FusedBatchNormalization,
+        keras.layers.BatchNormalization,
+        {"epsilon": 1e-2, "scale": False},
+        (8, 3),
+        (8, 3),
+        FUSED["FusedBatchNormV3"],
+    ),
+    "batch_norm_channels_first": Case(
+        layers.FusedBatchNormalization,
+        keras.layers.BatchNormalization,
+        {"axis": 1, "center": False},
+        (4, 3, 5, 5),
+        (4, 3, 5, 5),
+        FUSED["FusedBatchNormV3"],
+    ),
+    "dense": Case(
+        layers.FusedDense,
+        keras.layers.Dense,
+        {"units": 5},
+        (6, 4),
+        (6, 5),
+        FUSED["MatMul"],
+    ),
+    "dense_rank_3": Case(
+        layers.FusedDense,
+        keras.layers.Dense,
+        {"units": 5, "use_bias": False},
+        (2, 3, 4),
+        (2, 3, 5),
+        FUSED["MatMul"],
+    ),
+}
+
+
+def pair(case, activation=None, dtype="float32"):
+    """Returns a fused layer and what computes the same of stock layers, with equal weights.
+
+    Returns:
+        The fused layer, the stock layer, and the function (x, side, training) of the latter.
+    """
+    fused = case.fused(activation=activation, dtype=dtype, **case.options)
+    # TensorFlow's own gradient of a channels-first bias is wrong on the processor.
+    first = case.options.get("data_format") == "channels_first"
+    layout = {"data_format": "channels_last"} if first else {}
+    stock = case.stock(dtype=dtype, **{**case.options, **layout})
+    fused.build(case.shape)
+    stock.build(tuple(case.shape[i] for i in (0, 2, 3, 1)) if first else case.shape)
+    randomize(fused)
+    stock.set_weights(fused.get_weights())
+    activate = keras.activations.get(activation)
+
+    def reference(x, side=None, training=False):
+        x = tf.transpose(x, (0, 2, 3, 1)) if first else x
+        y = stock(x, training=training) if "batch" in stock.name else stock(x)
+        y = tf.transpose(y, (0, 3, 1, 2)) if first else y
+        return activate(y if side is None else y + tf.cast(side, y.dtype))
+
+    return fused, stock, reference
+
+
+def call(layer, x, side=None, training=False):
+    """Calls a fused layer; only batch norm is told about training."""
+    options = {"training": training} if "batch" in layer.name else {}
+    return layer(x, **options) if side is None else layer(x, side, **options)
+
+
+def randomize(layer):
+    """Gives a layer weights that are neither zero nor one; variances stay positive."""
+    for i, weight in enumerate(layer.weights):
+        weight.assign(
+            keras.random.uniform(weight.shape, 0.2, 1.0, seed=i) * (1 if i % 2 else -1)
+            if "variance" not in weight.name
+            else keras.random.uniform(weight.shape, 0.2, 1.0, seed=i)
+        )
+
+
+def fused_counts(function, *args):
+    """Returns {fused op type: number} in the graph of a tf.function."""
+    counts = op_counts(tf.function(function).get_concrete_function(*args))
+    return {name: count for name, count in counts.items() if name.startswith("TfFusedOps>")}

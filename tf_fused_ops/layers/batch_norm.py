@@ -1,0 +1,106 @@
+"""`FusedBatchNormalization`: keras.layers.BatchNormalization on the fused batch norm."""
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from tf_fused_ops.layers.fused import FusedLayer
+from tf_fused_ops.ops import batch_norm_act
+
+_MAX_RANK = 5
+
+
+@keras.saving.register_keras_serializable(package="tf_fused_ops")
+class FusedBatchNormalization(FusedLayer, keras.layers.BatchNormalization):
+    """Batch normalization with residual and activation in one op, in training and inference.
+
+    activation(batch_norm(inputs) + side_input)
+
+    Takes the arguments of `keras.layers.BatchNormalization`, has its weights in its order. Masks,
+    renorm, synchronized and axes other than the last and 1 run stock ops; sigmoid, softmax and
+    activations that the fused op does not know follow it as an op of their own. The reason is in
+    the log at TF_CPP_VMODULE=remapper=3.
+
+    Args:
+        activation: Activation function, or None for none.
+        **kwargs: As for `keras.layers.BatchNormalization`.
+
+    Call arguments:
+        inputs: Tensor of rank 2 to 5; float16, bfloat16, float32 or float64.
+        side_input: Tensor of the input's shape, added before the activation, or None.
+        training: Whether to normalise with the statistics of the batch and to update the moving
+            ones; has no effect while `trainable` is False.
+        mask: As for `keras.layers.BatchNormalization`.
+        inputs_mask: The mask of `inputs` where there is a side input; Keras passes it.
+
+    Output shape:
+        That of the input.
+    """
+
+    fused_ops = ("TfFusedOps>BatchNormAct", "TfFusedOps>BatchNormActGrad")
+
+    def __init__(self, *args, activation=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.activation = keras.activations.get(activation)
+        self._settle_jit()
+
+    def _never_fuses(self):
+        if self.renorm:
+            return "renorm is on"
+        if self.synchronized:
+            return "the statistics are synchronised across replicas"
+        return None
+
+    def _unsuited(self, inputs):
+        reason = super()._unsuited(inputs)
+        if reason:
+            return reason
+        rank = inputs.shape.rank
+        if rank > _MAX_RANK:
+            return f"the input has rank {rank}"
+        if self.axis not in (-1, 1, rank - 1):
+            return f"axis {self.axis} is neither the last one nor 1"
+        return None
+
+    def call(self, inputs, side_input=None, training=None, mask=None, inputs_mask=None):
+        mask = inputs_mask if mask is None else mask
+        reason = self._objection(inputs) or (None if mask is None else "there is a mask")
+        if reason:
+            self._tell(reason)
+            y = super().call(inputs, training=training, mask=mask)
+            return self.activation(y if side_input is None else y + side_input)
+        return self._fused(inputs, side_input, bool(training and self.trainable))
+
+    def _fused(self, inputs, side_input, learn):
+        activation, rest = self._fused_activation()
+        wide = "float64" if inputs.dtype == tf.float64 else "float32"
+        last = self.axis in (-1, inputs.shape.rank - 1)
+        y, new_mean, new_variance, _, _ = batch_norm_act(
+            inputs,
+            ops.cast(self.gamma, wide) if self.scale else None,
+            ops.cast(self.beta, wide) if self.center else None,
+            ops.cast(self.moving_mean, wide),
+            ops.cast(self.moving_variance, wide),
+            None if side_input is None else ops.cast(side_input, inputs.dtype),
+            activation=activation.name,
+            epsilon=self.epsilon,
+            momentum=self.momentum,
+            training=learn,
+            # Keras averages the biased variance.
+            unbiased=False,
+            data_format="NHWC" if last else "NCHW",
+            alpha=activation.alpha,
+            name=self.name,
+        )
+        if learn:
+            self.moving_mean.assign(new_mean)
+            self.moving_variance.assign(new_variance)
+        y = ops.cast(y, self.compute_dtype)
+        return y if rest is None else rest(y)
+
+    def get_config(self):
+        """Returns the stock layer's configuration with the activation."""
+        return {
+            **super().get_config(),
+            "activation": keras.activations.serialize(self.activation),
+        }

@@ -1,0 +1,68 @@
+"""`FusedConv2D`: keras.layers.Conv2D on the fused convolution."""
+
+import keras
+from keras import ops
+
+from tf_fused_ops.layers.fused import FusedLayer, lora_or_quantized
+from tf_fused_ops.ops import conv2d_bias_act
+
+
+@keras.saving.register_keras_serializable(package="tf_fused_ops")
+class FusedConv2D(FusedLayer, keras.layers.Conv2D):
+    """2D convolution with bias, residual and activation in one op.
+
+    activation(conv2d(inputs, kernel) + bias + side_input)
+
+    Takes the arguments of `keras.layers.Conv2D` and has its weights in its order. Grouped
+    convolutions and LoRA run stock ops; sigmoid, softmax and activations that the fused op does not
+    know follow it as an op of their own. The reason is in the log at TF_CPP_VMODULE=remapper=3.
+
+    Call arguments:
+        inputs: Tensor (batch, height, width, channels), or (batch, channels, height, width) with
+            `data_format="channels_first"`; float16, bfloat16, float32 or float64.
+        side_input: Tensor of the output's shape, added before the activation, or None.
+
+    Output shape:
+        That of `keras.layers.Conv2D`.
+    """
+
+    fused_ops = ("TfFusedOps>Conv2DBiasAct", "TfFusedOps>Conv2DBiasActGrad")
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._settle_jit()
+
+    def _never_fuses(self):
+        if self.groups != 1:
+            return f"the convolution has {self.groups} groups"
+        return lora_or_quantized(self)
+
+    def call(self, inputs, side_input=None):
+        reason = self._objection(inputs)
+        if reason:
+            self._tell(reason)
+            return self._stock(inputs, side_input)
+        activation, rest = self._fused_activation()
+        y = conv2d_bias_act(
+            inputs,
+            ops.convert_to_tensor(self.kernel),
+            None if self.bias is None else ops.convert_to_tensor(self.bias),
+            strides=list(self.strides),
+            padding=self.padding.upper(),
+            activation=activation.name,
+            side_input=side_input,
+            data_format="NHWC" if self.data_format == "channels_last" else "NCHW",
+            dilations=list(self.dilation_rate),
+            alpha=activation.alpha,
+            name=self.name,
+        )
+        return y if rest is None else rest(y)
+
+    def _stock(self, inputs, side_input):
+        if side_input is None:
+            return super().call(inputs)
+        y = self.convolution_op(inputs, self.kernel)
+        if self.bias is not None:
+            last = self.data_format == "channels_last"
+            y = y + ops.reshape(self.bias, (1, 1, 1, -1) if last else (1, -1, 1, 1))
+        return self.activation(y + side_input)
