@@ -28,13 +28,16 @@ TFO_INLINE std::int64_t EvenPart(std::int64_t total, std::int64_t most) {
 
 // What is gathered for one task at a time; it shares the second-level cache
 // with a panel of filters.
-constexpr std::int64_t kBandBytes = 384 << 10;
+constexpr std::int64_t kBandBytes = 640 << 10;
 // Panels that stay there while the band passes: a tile's rows are read, and its
 // rows of the output written, for all of them in turn.
-constexpr std::int64_t kPanelsBytes = 512 << 10;
+constexpr std::int64_t kPanelsBytes = 256 << 10;
 // Fewer multiply-adds than this are not worth a task of their own.
 constexpr std::int64_t kTaskWork = 1 << 20;
 constexpr std::int64_t kWantedTasks = 32;
+// A task gathers its band anew, so it should have this many panels to use it
+// for.
+constexpr std::int64_t kPanelsPerTask = 8;
 
 // How the grid is cut into tasks; a function of the shape alone, so that
 // results do not depend on threads.
@@ -134,8 +137,11 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
   const std::int64_t wanted =
       Max(Min(grid * work / kTaskWork, kWantedTasks), 1);
   const std::int64_t pitch = direct ? x.map.w : PixelPitch<A>(x.channels);
+  // Tasks differ in panels before bands become small.
+  const std::int64_t wanted_bands =
+      CeilDiv(wanted, Max(panels / kPanelsPerTask, 1));
   const Bands bands =
-      CutIntoBands(x, pitch, Max(CeilDiv(grid, wanted), kTileRows));
+      CutIntoBands(x, pitch, Max(CeilDiv(grid, wanted_bands), kTileRows));
   const std::int64_t row_pitch =
       direct ? x.map.h : bands.source_columns * pitch;
   const std::int64_t images_and_bands = x.batch * bands.down * bands.across;

@@ -18,6 +18,8 @@ namespace {
 // alone is larger.
 constexpr std::int64_t kPartialSumBytes = 4 << 20;
 constexpr std::int64_t kMaxSlices = 16;
+// What is gathered of x at a time.
+constexpr std::int64_t kBlockBytes = 384 << 10;
 // The length of a tile's products: long enough that loading and storing its
 // sums does not count.
 constexpr std::int64_t kPixelsPerBand = 512;
@@ -86,7 +88,7 @@ struct FilterGradientPlan {
 template <class T>
 FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g) {
   using A = Accumulator<T>;
-  constexpr std::int64_t kElements = kBandBytes / sizeof(A);
+  constexpr std::int64_t kElements = kBlockBytes / sizeof(A);
   const ConvShape& s = g.shape;
   FilterGradientPlan p;
   p.direct = g.x.ReadDirectly() && PixelPitch<A>(s.in_c) == s.in_c;

@@ -25,16 +25,21 @@ inline constexpr tfo::DType kDType<tensorflow::bfloat16> =
 template <>
 inline constexpr tfo::DType kDType<double> = tfo::DType::kDouble;
 
+constexpr std::int64_t kBlockCycles = 40000;
+
 // The op's intra-op pool, as the core sees it. The calling thread works too.
 inline tfo::Parallel ParallelOf(tensorflow::OpKernelContext* ctx) {
   using tsl::thread::ThreadPool;
   ThreadPool* pool = ctx->device()->tensorflow_cpu_worker_threads()->workers;
   return {[](void* pool, std::int64_t num_tasks, std::int64_t cost_per_task,
              tfo::Parallel::Task task, void* context) {
+            if (num_tasks == 0) return;
+            // Blocks of tasks just large enough to hide the cost of handing
+            // them over: the finer, the more evenly the threads end.
+            const std::int64_t block =
+                kBlockCycles / (cost_per_task > 0 ? cost_per_task : 1) + 1;
             static_cast<ThreadPool*>(pool)->ParallelForWithWorkerId(
-                num_tasks,
-                ThreadPool::SchedulingParams::Adaptive(
-                    cost_per_task > 0 ? cost_per_task : 1),
+                num_tasks, ThreadPool::SchedulingParams::Fixed(block),
                 [=](std::int64_t begin, std::int64_t end, int worker) {
                   for (std::int64_t i = begin; i < end; ++i) {
                     task(context, i, worker);
