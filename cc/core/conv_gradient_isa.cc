@@ -15,12 +15,13 @@ bool InputGradient(const ConvGradientArgs& args, const ConvShape& s,
   for (std::int64_t phase_h = 0; phase_h < Min(s.stride_h, s.in_h); ++phase_h) {
     for (std::int64_t phase_w = 0; phase_w < Min(s.stride_w, s.in_w);
          ++phase_w) {
-      InputGradientTaps(s, phase_h, phase_w, &taps);
+      const std::int64_t grid_h = CeilDiv(s.in_h - phase_h, s.stride_h);
+      const std::int64_t grid_w = CeilDiv(s.in_w - phase_w, s.stride_w);
+      InputGradientTaps(s, phase_h, phase_w, grid_h, grid_w, &taps);
       T* dx = static_cast<T*>(args.input_gradient) +
               x_map.Offset(0, phase_h, phase_w);
       if (!Correlate<T>({{dz, dz_map, s.batch, s.out_h, s.out_w, s.out_c, taps,
-                          1, 1, CeilDiv(s.in_h - phase_h, s.stride_h),
-                          CeilDiv(s.in_w - phase_w, s.stride_w)},
+                          1, 1, grid_h, grid_w},
                          s.in_c,
                          static_cast<const T*>(args.filters),
                          transposed,

@@ -149,10 +149,12 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
   using A = Accumulator<T>;
   constexpr int kColumns = kTileColumns<A>;
   const ConvShape& s = g.shape;
-  if (s.batch * s.out_h * s.out_w * s.out_c == 0) {
-    if (g.filters_gradient != nullptr) {
-      Zero(g.filters_gradient, s.kernel_h * s.kernel_w * s.in_c * s.out_c);
-    }
+  const bool empty = s.batch * s.out_h * s.out_w * s.out_c == 0;
+  if (g.filters_gradient != nullptr &&
+      (empty || g.x.taps.count < s.kernel_h * s.kernel_w)) {
+    Zero(g.filters_gradient, s.kernel_h * s.kernel_w * s.in_c * s.out_c);
+  }
+  if (empty) {
     if (g.bias_gradient != nullptr) Zero(g.bias_gradient, s.out_c);
     return true;
   }
@@ -274,9 +276,10 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
   if (products) {
     const FilterMap map = FilterMapOf(s);
     auto reduce = [&](std::int64_t row, int) {
-      ReduceRow(partial + row * kColumns, p, s.out_c, map.column,
-                g.filters_gradient + row / s.in_c * map.matrix +
-                    row % s.in_c * map.row);
+      const std::int64_t matrix = g.x.taps.taps[row / s.in_c].filter;
+      ReduceRow(
+          partial + row * kColumns, p, s.out_c, map.column,
+          g.filters_gradient + matrix * map.matrix + row % s.in_c * map.row);
     };
     ParallelFor(parallel, p.rows, p.slices * s.out_c, reduce);
   }

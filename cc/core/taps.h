@@ -33,29 +33,43 @@ struct TapList {
   }
 };
 
+// Whether any of `grid` windows, `stride` apart, puts this tap inside an image
+// of `size`. The others add nothing, and would only widen what is gathered.
+TFO_INLINE bool Meets(std::int64_t tap, std::int64_t stride, std::int64_t grid,
+                      std::int64_t size) {
+  return tap < size && tap + (grid - 1) * stride >= 0;
+}
+
 // The forward direction: source is x, the grid is z.
 TFO_INLINE void ForwardTaps(const ConvShape& s, TapList* list) {
-  list->count = list->min_h = list->max_h = list->min_w = list->max_w = 0;
+  *list = {list->taps, 0, 0, 0, 0, 0};
   for (std::int64_t r = 0; r < s.kernel_h; ++r) {
+    const std::int64_t h = r * s.dilation_h - s.pad_top;
+    if (!Meets(h, s.stride_h, s.out_h, s.in_h)) continue;
     for (std::int64_t c = 0; c < s.kernel_w; ++c) {
-      list->Add({r * s.dilation_h - s.pad_top, c * s.dilation_w - s.pad_left,
-                 r * s.kernel_w + c});
+      const std::int64_t w = c * s.dilation_w - s.pad_left;
+      if (!Meets(w, s.stride_w, s.out_w, s.in_w)) continue;
+      list->Add({h, w, r * s.kernel_w + c});
     }
   }
 }
 
 // The input gradient, for the pixels (phase_h + i * stride_h, phase_w + j *
-// stride_w) of x: source is dz, and a tap counts only where it meets the
-// stride. Last tap first, so that neighbouring taps are neighbouring pixels.
+// stride_w) of x, a grid of grid_h x grid_w: source is dz, and a tap counts
+// only where it meets the stride. Last tap first, so that neighbouring taps are
+// neighbouring pixels.
 TFO_INLINE void InputGradientTaps(const ConvShape& s, std::int64_t phase_h,
-                                  std::int64_t phase_w, TapList* list) {
-  list->count = list->min_h = list->max_h = list->min_w = list->max_w = 0;
+                                  std::int64_t phase_w, std::int64_t grid_h,
+                                  std::int64_t grid_w, TapList* list) {
+  *list = {list->taps, 0, 0, 0, 0, 0};
   for (std::int64_t r = s.kernel_h - 1; r >= 0; --r) {
     const std::int64_t h = phase_h + s.pad_top - r * s.dilation_h;
-    if (h % s.stride_h != 0) continue;
+    if (h % s.stride_h != 0 || !Meets(h / s.stride_h, 1, grid_h, s.out_h))
+      continue;
     for (std::int64_t c = s.kernel_w - 1; c >= 0; --c) {
       const std::int64_t w = phase_w + s.pad_left - c * s.dilation_w;
-      if (w % s.stride_w != 0) continue;
+      if (w % s.stride_w != 0 || !Meets(w / s.stride_w, 1, grid_w, s.out_w))
+        continue;
       list->Add({h / s.stride_h, w / s.stride_w, r * s.kernel_w + c});
     }
   }
