@@ -1,4 +1,4 @@
-"""The layers under the checks that Keras runs on its own: configuration, build, saving, policies."""
+"""The layers under the checks that Keras runs on its own, and saved and loaded."""
 
 import keras
 import numpy as np

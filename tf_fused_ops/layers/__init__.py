@@ -1,4 +1,4 @@
-"""Keras 3 layers on the fused ops.
+"""Keras 3 layers on the fused ops, and the conversion of models to and from them.
 
 The layers take the arguments of the stock layers and keep the same weights in the same order.
 Importing this module registers them, which is what loading a saved model needs.
@@ -11,11 +11,14 @@ backend.check("tf_fused_ops.layers")
 from tf_fused_ops.layers.activation import gelu_tanh  # noqa: E402
 from tf_fused_ops.layers.batch_norm import FusedBatchNormalization  # noqa: E402
 from tf_fused_ops.layers.conv import FusedConv2D  # noqa: E402
+from tf_fused_ops.layers.convert import convert, revert  # noqa: E402
 from tf_fused_ops.layers.dense import FusedDense  # noqa: E402
 
 __all__ = [
     "FusedBatchNormalization",
     "FusedConv2D",
     "FusedDense",
+    "convert",
     "gelu_tanh",
+    "revert",
 ]

@@ -1,0 +1,363 @@
+"""Models go to fused layers and back with their weights, and compute the same."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from layer_cases import fused_counts, randomize
+from remapping import FUSED, assert_same, values
+
+from tf_fused_ops import layers
+from tf_fused_ops.layers import runs
+
+CONV, BATCH_NORM, DENSE = FUSED["Conv2D"], FUSED["FusedBatchNormV3"], FUSED["MatMul"]
+KINDS = (layers.FusedConv2D, layers.FusedBatchNormalization, layers.FusedDense)
+
+
+def classes(model):
+    """Returns the class names of a model's layers, without inputs."""
+    names = [type(layer).__name__ for layer in model.layers]
+    return [name for name in names if name != "InputLayer"]
+
+
+def check(model, inputs, expected, counts=None):
+    """Asserts equal outputs of convert and revert, and the layers and ops of the former."""
+    for layer in model._flatten_layers(include_self=False, recursive=False):
+        randomize(layer)
+    converted = layers.convert(model)
+    assert classes(converted) == expected
+    y = model(inputs)
+    assert_same(converted(inputs), y, units=256)
+    if counts is not None:
+        assert fused_counts(converted, inputs) == counts
+    back = layers.revert(converted)
+    assert_same(back(inputs), y)
+    assert not any(isinstance(layer, KINDS) for layer in back._flatten_layers())
+    for old, new in zip(model.get_weights(), back.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    return converted
+
+
+def test_sequential():
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            keras.layers.Conv2D(4, 3, use_bias=False),
+            keras.layers.BatchNormalization(),
+            keras.layers.ReLU(),
+            keras.layers.Conv2D(4, 3),
+            keras.layers.Activation("silu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(8),
+            keras.layers.LeakyReLU(0.1),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(3, activation="softmax"),
+        ]
+    )
+    expected = ["FusedConv2D", "FusedBatchNormalization", "FusedConv2D", "Flatten", "FusedDense"]
+    check(
+        model,
+        values((2, 8, 8, 3))[0],
+        [*expected, "Dropout", "FusedDense"],
+        {CONV: 2, BATCH_NORM: 1, DENSE: 2},
+    )
+
+
+def test_sequential_that_is_not_built():
+    model = keras.Sequential([keras.layers.Dense(4), keras.layers.ReLU(), keras.layers.Dense(2)])
+    converted = layers.convert(model)
+    assert not converted.built
+    (x,) = values((3, 5))
+    model(x)
+    converted(x)
+    assert classes(converted) == ["FusedDense", "FusedDense"]
+    converted.set_weights(model.get_weights())
+    assert_same(converted(x), model(x))
+    assert_same(layers.convert(model)(x), model(x))
+
+
+def _block(x, filters, shortcut):
+    y = keras.layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+    y = keras.layers.BatchNormalization()(y)
+    y = keras.layers.Activation("relu")(y)
+    y = keras.layers.Conv2D(filters, 3, padding="same", use_bias=False)(y)
+    y = keras.layers.BatchNormalization()(y)
+    if shortcut:
+        x = keras.layers.BatchNormalization()(keras.layers.Conv2D(filters, 1)(x))
+    return keras.layers.ReLU()(keras.layers.Add()([x, y]))
+
+
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_residual_block(shortcut):
+    inputs = keras.Input((6, 6, 4))
+    model = keras.Model(inputs, _block(inputs, 4, shortcut))
+    expected = ["FusedConv2D", "FusedBatchNormalization"] * (2 + shortcut)
+    converted = layers.convert(model)
+    assert sorted(classes(converted)) == sorted(expected)
+    with_side = [
+        layer
+        for layer in converted.layers
+        if any("side_input" in node.arguments.kwargs for node in layer._inbound_nodes)
+    ]
+    assert [layer.activation for layer in with_side] == [keras.activations.relu]
+    check(
+        model,
+        values((2, 6, 6, 4))[0],
+        classes(converted),
+        {CONV: 2 + shortcut, BATCH_NORM: 2 + shortcut},
+    )
+
+
+def test_operators_and_functions():
+    """Sums and activations written as Python code are operations, not layers."""
+    inputs = keras.Input((6, 4))
+    x = keras.activations.gelu(keras.layers.Dense(4)(inputs))
+    x = keras.ops.relu(keras.layers.Dense(4)(x) + inputs)
+    model = keras.Model(inputs, keras.ops.gelu(keras.layers.Dense(4)(x)))
+    converted = check(model, values((2, 6, 4))[0], ["FusedDense"] * 3, {DENSE: 3})
+    activations = [layer.activation for layer in converted.layers[1:]]
+    assert activations == [keras.activations.gelu, keras.activations.relu, layers.gelu_tanh]
+
+
+def test_sum_without_activation():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Add()([inputs, keras.layers.Dense(4)(inputs)]))
+    check(model, values((2, 4))[0], ["FusedDense"], {DENSE: 1})
+
+
+def _shared_value():
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(4)(inputs)
+    return keras.Model(inputs, keras.layers.Concatenate()([x, keras.layers.ReLU()(x)]))
+
+
+def _leaving_value():
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(4)(inputs)
+    return keras.Model(inputs, {"before": x, "after": keras.layers.ReLU()(x)})
+
+
+def _shared_layer():
+    inputs = keras.Input((4,))
+    dense = keras.layers.Dense(4)
+    return keras.Model(inputs, dense(keras.layers.ReLU()(dense(inputs))))
+
+
+def _regularized():
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(4, activity_regularizer="l2")(inputs)
+    return keras.Model(inputs, keras.layers.ReLU()(x))
+
+
+def _two_types():
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(4)(inputs)
+    return keras.Model(inputs, keras.layers.ReLU(dtype="float64")(x))
+
+
+def _unknown_activation():
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, keras.layers.ReLU(threshold=0.5)(keras.layers.Dense(4)(inputs)))
+
+
+def _sigmoid():
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, keras.layers.Activation("sigmoid")(keras.layers.Dense(4)(inputs)))
+
+
+def _active_already():
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, keras.layers.ReLU()(keras.layers.Dense(4, "tanh")(inputs)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _shared_value,
+        _leaving_value,
+        _shared_layer,
+        _regularized,
+        _two_types,
+        _unknown_activation,
+        _sigmoid,
+        _active_already,
+    ],
+)
+def test_layers_that_stay_apart(make):
+    model = make()
+    (x,) = values((2, 4))
+    converted = check(model, x, [name.replace("Dense", "FusedDense") for name in classes(model)])
+    assert [layer.name for layer in converted.layers] == [layer.name for layer in model.layers]
+
+
+def test_sum_that_broadcasts():
+    inputs = keras.Input((4, 3)), keras.Input((1, 3))
+    model = keras.Model(inputs, keras.layers.Add()([keras.layers.Dense(3)(inputs[0]), inputs[1]]))
+    check(model, values((2, 4, 3), (2, 1, 3)), ["FusedDense", "Add"])
+
+
+def test_sum_of_unknown_size_is_told(monkeypatch):
+    lines = []
+    monkeypatch.setattr(runs.log, "vlog", lambda level, line: lines.append(line))
+    inputs = keras.Input((None, 3))
+    model = keras.Model(inputs, keras.layers.Add()([keras.layers.Dense(3)(inputs), inputs]))
+    check(model, values((2, 4, 3))[0], ["FusedDense", "Add"])
+    assert "are not known to be equal" in lines[0]
+
+
+def test_masks_stay():
+    inputs = keras.Input((5,), dtype="int32")
+    x = keras.layers.Embedding(9, 4, mask_zero=True)(inputs)
+    y = keras.layers.Add()([keras.layers.Dense(4)(x), x])
+    model = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(y))
+    tokens = tf.constant([[1, 2, 0, 0, 0], [3, 4, 5, 6, 0]])
+    check(model, tokens, ["Embedding", "FusedDense", "Add", "GlobalAveragePooling1D"])
+
+
+def test_fallbacks_stay_stock():
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 4)),
+            keras.layers.Conv2D(4, 3, groups=2),
+            keras.layers.BatchNormalization(synchronized=True),
+            keras.layers.ReLU(),
+            keras.layers.Dense(3, lora_rank=1),
+        ]
+    )
+    converted = layers.convert(model)
+    assert classes(converted) == classes(model)
+    (x,) = values((2, 6, 6, 4))
+    assert_same(converted(x), model(x))
+
+
+def test_nested_and_shared_models():
+    tower = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(4), keras.layers.ReLU()], name="tower"
+    )
+    inside = keras.Input((4,))
+    head = keras.Model(inside, keras.layers.Activation("gelu")(keras.layers.Dense(2)(inside)))
+    left, right = keras.Input((6,), name="left"), keras.Input((6,), name="right")
+    joined = keras.layers.Subtract()([tower(left), tower(right)])
+    model = keras.Model({"left": left, "right": right}, {"result": head(joined)})
+    a, b = values((3, 6), (3, 6))
+    x = {"left": a, "right": b}
+    converted = check(model, x, ["Sequential", "Subtract", "Functional"], {DENSE: 3})
+    assert classes(converted.get_layer("tower")) == ["FusedDense"]
+    assert len(converted.weights) == len(model.weights) == 4
+
+
+def test_layer_shared_with_a_model_inside():
+    dense = keras.layers.Dense(4)
+    inside = keras.Input((4,))
+    inner = keras.Model(inside, keras.layers.ReLU()(dense(inside)))
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, inner(dense(inputs)))
+    converted = check(model, values((2, 4))[0], ["FusedDense", "Functional"], {DENSE: 2})
+    assert len(converted.weights) == 2
+
+
+def test_twice_is_once():
+    inputs = keras.Input((6, 6, 4))
+    once = layers.convert(keras.Model(inputs, _block(inputs, 4, True)))
+    twice = layers.convert(once)
+    (x,) = values((2, 6, 6, 4))
+    assert_same(twice(x), once(x))
+    assert classes(twice) == classes(once)
+
+
+def test_state_and_flags_are_kept():
+    """Frozen layers, policies, generators of random numbers, adapted layers, compilation."""
+    inputs = keras.Input((4,))
+    normalization = keras.layers.Normalization()
+    normalization.adapt(np.random.default_rng(0).normal(3, 2, (50, 4)))
+    x = normalization(inputs)
+    x = keras.layers.Dense(4, dtype="mixed_bfloat16", trainable=False)(x)
+    x = keras.layers.Activation("relu", dtype="mixed_bfloat16")(x)
+    x = keras.layers.Dropout(0.5, seed=3)(x)
+    model = keras.Model(inputs, keras.layers.Dense(1)(x), name="kept")
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    model.fit(*values((8, 4), (8, 1)), verbose=0)
+    converted = layers.convert(model)
+    assert converted.name == "kept"
+    assert classes(converted) == ["Normalization", "FusedDense", "Dropout", "FusedDense"]
+    assert len(converted.trainable_weights) == 2
+    assert converted.layers[2].compute_dtype == "bfloat16"
+    assert converted.optimizer.get_config() == model.optimizer.get_config()
+    (x,) = values((8, 4))
+    assert_same(converted(x, training=True), model(x, training=True), units=2**17)
+    assert set(converted.evaluate(x, x[:, :1], verbose=0, return_dict=True)) == {"loss", "mae"}
+
+
+def test_unknown_loss_leaves_it_uncompiled():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", lambda y, z: keras.ops.mean(y - z))
+    with pytest.warns(UserWarning, match="call compile"):
+        converted = layers.convert(model)
+    assert not converted.compiled
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def test_subclassed_model():
+    for function in (layers.convert, layers.revert):
+        with pytest.raises(ValueError, match=r"class Subclassed is .*tf_fused_ops\.accelerate"):
+            function(Subclassed())
+    inputs = keras.Input((3,))
+    with pytest.raises(ValueError, match=r"tf_fused_ops\.accelerate"):
+        layers.convert(keras.Model(inputs, Subclassed()(inputs)))
+
+
+def test_same_curve_as_stock():
+    """A seed gives the same training curve, stock and converted."""
+    curves = []
+    for change in (lambda model: model, layers.convert):
+        keras.utils.set_random_seed(7)
+        inputs = keras.Input((8, 8, 3))
+        x = keras.layers.Flatten()(_block(_block(inputs, 6, True), 6, False))
+        model = change(keras.Model(inputs, keras.layers.Dense(2, activation="softmax")(x)))
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        (images,) = values((32, 8, 8, 3))
+        labels = np.asarray(images).mean((1, 2, 3)) > 0
+        keras.utils.set_random_seed(7)
+        history = model.fit(images, labels, batch_size=8, epochs=4, verbose=0)
+        curves.append(history.history["loss"])
+        evaluated = model.evaluate(images, labels, verbose=0)[0]
+        curves[-1].append(evaluated)
+    np.testing.assert_allclose(*curves, rtol=2e-3)
+    assert curves[0][3] < 0.6 * curves[0][0]
+
+
+APPLICATIONS = {
+    "ResNet50": (107, 16),
+    "MobileNetV3Small": (77, 6),
+    "EfficientNetV2B0": (135, 0),
+    "ConvNeXtTiny": (37, 0),
+    "DenseNet121": (242, 0),
+    "VGG16": (16, 0),
+}
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_application(name):
+    keras.utils.set_random_seed(0)
+    make = getattr(keras.applications, name)
+    model = make(weights=None, input_shape=(32, 32, 3), classes=5)
+    converted = layers.convert(model)
+    fused, with_side = APPLICATIONS[name]
+    assert sum(isinstance(layer, KINDS) for layer in converted.layers) == fused
+    sides = [n.arguments.kwargs for layer in converted.layers for n in layer._inbound_nodes]
+    assert sum("side_input" in kwargs for kwargs in sides) == with_side
+    (x,) = values((2, 32, 32, 3))
+    x = 255 * tf.sigmoid(x)
+    expected = model(x)
+    assert_same(converted(x), expected, units=256)
+    reverted = layers.revert(converted)
+    assert_same(reverted(x), expected)
+    assert [w.shape for w in reverted.weights] == [w.shape for w in model.weights]

@@ -1,0 +1,138 @@
+"""`convert` and `revert`: models between stock and fused layers."""
+
+import functools
+
+import keras
+
+from tf_fused_ops.layers import runs
+from tf_fused_ops.layers.rebuild import Rebuild
+
+
+def convert(model):
+    """Clones a Keras model into fused layers.
+
+    Convolutions, batch norms and dense layers become fused ones and take in what follows them: a
+    residual that is added, and an activation. Between them nothing else may read the values.
+    Models inside the model are converted, too. Where Keras has to know the name of a layer that was
+    taken in (`get_layer`), the fused layer's name is that of the first one.
+
+    Args:
+        model: A functional or sequential model. It is not changed.
+
+    Returns:
+        A new model with the same weights and the same outputs. If the model is compiled, so is the
+        new one, with an optimizer that starts anew.
+
+    Raises:
+        ValueError: The model, or one inside it, is a subclassed one; for these there is
+            `tf_fused_ops.accelerate`.
+    """
+    return _Convert("tf_fused_ops.layers.convert").run(model)
+
+
+def revert(model):
+    """Clones a Keras model with fused layers into stock ones.
+
+    Args:
+        model: A functional or sequential model. It is not changed.
+
+    Returns:
+        A new model with the same weights and the same outputs.
+
+    Raises:
+        ValueError: The model, or one inside it, is a subclassed one.
+    """
+    return _Revert("tf_fused_ops.layers.revert").run(model)
+
+
+class _Convert(Rebuild):
+    def plan(self, steps, outputs):
+        plan = {}
+        for run in runs.find(steps, outputs, self.calls):
+            plan |= dict.fromkeys(run.steps)
+            plan[run.steps[-1]] = functools.partial(self._call, run)
+        return plan
+
+    def plan_sequence(self, steps):
+        plan = {}
+        for run in runs.find(steps, steps[-1].outputs if steps else (), self.calls):
+            plan |= dict.fromkeys(run.steps, ())
+            plan[run.steps[-1]] = [self._fused(run)]
+        return plan
+
+    def _call(self, run, tensors):
+        args, kwargs = run.steps[0].node.arguments.fill_in(tensors)
+        if run.side is not None:
+            kwargs["side_input"] = tensors[id(run.side)]
+        return self._fused(run)(*args, **kwargs)
+
+    def _fused(self, run):
+        layer = run.steps[0].operation
+
+        def make():
+            config = layer.get_config()
+            if run.activation is not None:
+                config["activation"] = keras.activations.serialize(run.activation)
+            return runs.FUSED.get(type(layer), type(layer)).from_config(config)
+
+        return self.layer(layer, make)
+
+
+class _Revert(Rebuild):
+    def plan(self, steps, outputs):
+        return {
+            step: functools.partial(self._call, step)
+            for step in steps
+            if type(step.operation) in runs.STOCK
+        }
+
+    def plan_sequence(self, steps):
+        fused = (step for step in steps if type(step.operation) in runs.STOCK)
+        return {step: self._in_sequence(step.operation) for step in fused}
+
+    def _in_sequence(self, layer):
+        split = _splits(layer)
+        return [self._stock(layer, split), *([_activation(layer)] if split else [])]
+
+    def _call(self, step, tensors):
+        layer = step.operation
+        (x, *sides), kwargs = step.node.arguments.fill_in(tensors)
+        side = sides[0] if sides else kwargs.pop("side_input", None)
+        split = _splits(layer)
+        y = self._stock(layer, split)(x, **kwargs)
+        if side is not None:
+            # Keras's networks write the shortcut first; the order of layers follows from it.
+            y = keras.layers.Add(dtype=layer.dtype_policy)([side, y])
+        return _activation(layer)(y) if split else y
+
+    def _stock(self, layer, split):
+        def make():
+            config = layer.get_config()
+            if _is_batch_norm(layer):
+                del config["activation"]
+            elif split:
+                config["activation"] = "linear"
+            return runs.STOCK[type(layer)].from_config(config)
+
+        return self.layer(layer, make)
+
+
+def _is_batch_norm(layer):
+    return runs.STOCK[type(layer)] is keras.layers.BatchNormalization
+
+
+def _splits(layer):
+    """Whether the activation needs a layer of its own next to the stock layer."""
+    if layer.activation is keras.activations.linear:
+        return False
+    # A layer may be called with a side input in one place and without in another.
+    with_side = any(len(node.input_tensors) > 1 for node in layer._inbound_nodes)
+    return _is_batch_norm(layer) or with_side
+
+
+def _activation(layer):
+    """Returns a layer with the activation of a fused layer."""
+    activation = layer.activation
+    if isinstance(activation, keras.Layer):
+        return type(activation).from_config({**activation.get_config(), "name": None})
+    return keras.layers.Activation(activation, dtype=layer.dtype_policy)
