@@ -1,4 +1,4 @@
-"""What can be drawn: Python functions, models, GraphDefs, SavedModels, and how they become graphs."""
+"""What can be drawn: Python functions, models, GraphDefs, SavedModels; how they become graphs."""
 
 import dataclasses
 import importlib
