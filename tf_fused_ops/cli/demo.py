@@ -11,7 +11,9 @@ _NEEDED = {"matplotlib": "matplotlib", "rich": "rich", "sklearn": "scikit-learn"
 def add_parser(subparsers):
     """Adds the subcommand and returns its parser."""
     parser = subparsers.add_parser(
-        "demo", help="train a network on handwritten digits and run ResNet50, stock and fused"
+        "demo",
+        help="train a network on handwritten digits and run ResNet50, stock and fused",
+        epilog="example: python -m tf_fused_ops demo --quick --output pictures",
     )
     parser.add_argument(
         "--quick", action="store_true", help="fewer training steps, smaller photographs"

@@ -67,7 +67,9 @@ def collect():
 def add_parser(subparsers):
     """Adds the subcommand and returns its parser."""
     parser = subparsers.add_parser(
-        "info", help="versions, C++ ABI, instruction sets, environment variables"
+        "info",
+        help="versions, C++ ABI, instruction sets, environment variables",
+        epilog="example: python -m tf_fused_ops info --json",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     return parser
