@@ -1,14 +1,15 @@
 """Fused convolution, batch-norm and matmul ops for TensorFlow, for training as well as inference.
 
 `function` is a drop-in for `tf.function` that replaces chains of stock ops by fused ones, `remap`
-does the same to a finished graph; `layers` has Keras layers; the other functions call the fused ops
-directly.
+does the same to a finished graph, `accelerate` to the `fit` of a Keras model; `layers` has Keras
+layers with fused ops in them; the other functions call the fused ops directly.
 """
 
 import importlib
 
 from tf_fused_ops._library import LibraryError
 from tf_fused_ops._version import __version__
+from tf_fused_ops.accelerate import accelerate
 from tf_fused_ops.function import function
 from tf_fused_ops.ops import batch_norm_act, conv2d_bias_act, matmul_bias_act
 from tf_fused_ops.remapper import RemapOptions, remap
@@ -17,6 +18,7 @@ __all__ = [
     "LibraryError",
     "RemapOptions",
     "__version__",
+    "accelerate",
     "batch_norm_act",
     "conv2d_bias_act",
     "function",

@@ -4,9 +4,9 @@ The layers take the arguments of the stock layers and keep the same weights in t
 Importing this module registers them, which is what loading a saved model needs.
 """
 
-from tf_fused_ops.layers import backend
+from tf_fused_ops import _keras
 
-backend.check("tf_fused_ops.layers")
+_keras.check_backend("tf_fused_ops.layers")
 
 from tf_fused_ops.layers.activation import gelu_tanh  # noqa: E402
 from tf_fused_ops.layers.batch_norm import FusedBatchNormalization  # noqa: E402

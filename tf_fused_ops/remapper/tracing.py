@@ -101,7 +101,7 @@ def _leaving(value):
     return value.flow if isinstance(value, tf.TensorArray) else value
 
 
-def _session(graph):
+def session_of(graph):
     """Returns the session of the nearest decorated graph around, or None."""
     while isinstance(graph, func_graph.FuncGraph):
         session = getattr(graph, "_tfo_session", None)
@@ -115,7 +115,7 @@ def _traced(original):
     @functools.wraps(original)
     def func_graph_from_py_func(name, python_func, *args, **kwargs):
         # A decorated function begins and finishes its own graph.
-        session = _session(ops.get_default_graph())
+        session = session_of(ops.get_default_graph())
         if session is None or hasattr(python_func, "_tfo_decorated"):
             return original(name, python_func, *args, **kwargs)
 
@@ -131,7 +131,7 @@ def _traced(original):
 def _keyed(original):
     @functools.wraps(original)
     def make_function_context(scope_type=None):
-        session = _session(ops.get_default_graph())
+        session = session_of(ops.get_default_graph())
         if session is not None:
             scope_type = ("tf_fused_ops", session.options, scope_type)
         return original(scope_type)

@@ -1,9 +1,9 @@
-"""Which Keras backend there must be."""
+"""The Keras backend that there must be."""
 
 import keras
 
 
-def check(what):
+def check_backend(what):
     """Checks that Keras computes with TensorFlow.
 
     Args:

@@ -1,0 +1,110 @@
+"""`accelerate`: Keras's fit, evaluate and predict with fused ops."""
+
+import functools
+
+from tensorflow.python.framework import func_graph, ops
+
+from tf_fused_ops.remapper import RemapOptions, tracing
+
+_STEPS = {
+    "train_step": "train_function",
+    "test_step": "test_function",
+    "predict_step": "predict_function",
+}
+
+
+def accelerate(model, enable=True, verbose=0, remap=None):
+    """Makes `fit`, `evaluate`, `predict` and `train_on_batch` of a Keras model run fused ops.
+
+    Works before and after `compile`, for subclassed models and for models with a `train_step` of
+    their own. Callbacks, metrics, `steps_per_execution`, `run_eagerly` (which runs stock ops),
+    distribution strategies and `jit_compile` (which leaves nothing to fuse) stay what they are.
+
+        model.compile("adam", "sparse_categorical_crossentropy")
+        tfo.accelerate(model, verbose=1)
+        model.fit(images, labels)
+        model.train_step.remap_reports  # what was fused, and why the rest was not
+
+    Args:
+        model: A `keras.Model`.
+        enable: False gives the model back as it was.
+        verbose: 1 prints, once for each of training, evaluation and prediction, what was fused.
+        remap: A `tf_fused_ops.RemapOptions`, for instance to switch rules off.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: `model` is not a `keras.Model`.
+        ValueError: Keras does not compute with TensorFlow.
+        RuntimeError: The installed TensorFlow lacks the private functions that the rewriting hooks
+            into.
+    """
+    import keras
+
+    from tf_fused_ops import _keras
+
+    _keras.check_backend("tf_fused_ops.accelerate")
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"model must be a keras.Model; got {type(model).__name__}")
+    for step in _STEPS:
+        _restore(model, step)
+    if enable:
+        tracing.install()
+        for step in _STEPS:
+            _replace(model, step, tracing.Session(remap or RemapOptions(), False, []), verbose)
+    for function in _STEPS.values():
+        # Keras makes them anew, from the steps, when they are needed.
+        setattr(model, function, None)
+    return model
+
+
+def _replace(model, name, session, verbose):
+    original = getattr(model, name)
+
+    @functools.wraps(original)
+    def step(*args, **kwargs):
+        graph = ops.get_default_graph()
+        if not isinstance(graph, func_graph.FuncGraph):
+            return original(*args, **kwargs)
+        if tracing.session_of(graph) not in (None, session):
+            # The model trains inside a function that rewrites its graph itself.
+            return original(*args, **kwargs)
+        # Not a function of its own: under a distribution strategy replicas could not meet in it.
+        tracing.begin(graph, session)
+        start = len(session.reports)
+        outputs = tracing.finish(original(*args, **kwargs), session)
+        if verbose and not start:
+            print(_summary(model, name, session.reports))
+        return outputs
+
+    step.remap_reports = session.reports
+    # What the instance had, if anything, under the name of the class's method.
+    step.tfo_replaced = vars(model).get(name)
+    vars(model)[name] = step
+
+
+def _restore(model, name):
+    step = vars(model).get(name)
+    if not hasattr(step, "tfo_replaced"):
+        return
+    if step.tfo_replaced is None:
+        del vars(model)[name]
+    else:
+        vars(model)[name] = step.tfo_replaced
+
+
+def _summary(model, name, reports):
+    title = f"tf_fused_ops: {name} of {model.name}"
+    skipped = {report.skipped for report in reports if report.skipped}
+    if skipped:
+        return f"{title} is left alone: {', '.join(sorted(skipped))}"
+    counts, gradients = {}, 0
+    for report in reports:
+        gradients += sum(fusion.gradients for fusion in report.fused)
+        for rule, count in report.counts().items():
+            counts[rule] = counts.get(rule, 0) + count
+    listed = ", ".join(f"{count} {rule}" for rule, count in sorted(counts.items()))
+    return f"{title}: {sum(counts.values())} fused, {gradients} with gradients" + (
+        f": {listed}" if listed else ""
+    )
