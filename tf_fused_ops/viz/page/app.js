@@ -252,9 +252,16 @@ function find(text) {
   section.hidden = !text;
   if (!text) return;
   const wanted = text.toLowerCase();
+  const opOf = (item) => (item.node ? item.node.op.replace(PREFIX, "").toLowerCase() : "");
   const found = new Map();
-  for (const tree of shownTrees()) for (const item of tree.items) if (!item.gone && item.key && (item.key.toLowerCase().includes(wanted) || (item.node && item.node.op.toLowerCase().includes(wanted))) && !found.has(item.key)) found.set(item.key, item);
-  const shown = [...found.values()].slice(0, MOST_FOUND);
+  for (const tree of shownTrees()) {
+    for (const item of tree.items) {
+      if (!item.gone && item.key && (item.key.toLowerCase().includes(wanted) || opOf(item).includes(wanted))) found.set(item.key, item);
+    }
+  }
+  // Ops of exactly that type or name come first.
+  const rank = (item) => (opOf(item) === wanted || item.label.toLowerCase() === wanted ? 0 : 1);
+  const shown = [...found.values()].sort((a, b) => rank(a) - rank(b)).slice(0, MOST_FOUND);
   section.append(element("h2", {}, `${found.size} found${found.size > shown.length ? `, the first ${shown.length}` : ""}`), element("ul", {}, ...shown.map((item) => jump(item.key, `${item.node ? item.node.op.replace(PREFIX, "") : item.kind} ${item.key}`))));
 }
 
