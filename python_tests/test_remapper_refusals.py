@@ -133,6 +133,7 @@ CASES = [
         CONV,
         "conv2d_bias_relu",
         "has a control edge from BiasAdd",
+        {"conv2d_bias": 1},
     ),
     Case(
         "conv_kept_by_attribute",
@@ -230,6 +231,38 @@ CASES = [
         lambda x, w, b: tf.nn.relu(tf.nn.bias_add(tf.matmul(x, w), b)),
         [(2, 6, 7), (2, 7, 5), (5,)],
         "matmul_bias_relu",
+    ),
+    Case(
+        "conv_broadcast_side_input",
+        lambda x, w, b, side: tf.nn.relu(conv(x, w, b) + side),
+        [*CONV, (2, 6, 1, 4)],
+        "conv2d_bias_add_relu",
+        "may broadcast",
+        {"conv2d_bias": 1},
+    ),
+    Case(
+        "conv_sum_is_used",
+        lambda x, w, b, side: (lambda z: (tf.nn.relu(z), tf.exp(z)))(conv(x, w, b) + side),
+        [*CONV, (2, 6, 5, 4)],
+        "conv2d_bias_add_relu",
+        "also used by Exp",
+        {"conv2d_bias_add": 1},
+    ),
+    Case(
+        "matmul_sum_of_three",
+        lambda x, w, b, side: tf.nn.relu(tf.add_n([dense(x, w, b), side, side])),
+        [*MATMUL, (6, 5)],
+        "matmul_bias_add_relu",
+        "",
+        {"matmul_bias": 1},
+    ),
+    Case(
+        "matmul_larger_side_input",
+        lambda x, w, b, side: tf.nn.relu(dense(x, w, b) + side),
+        [(1, 7), (7, 5), (5,), (6, 5)],
+        "matmul_bias_add_relu",
+        "may broadcast",
+        {"matmul_bias": 1},
     ),
     Case(
         "norm_broadcast_side_input",
@@ -348,6 +381,19 @@ def test_control_inputs_are_forwarded():
     fused = next(op for op in graph.get_operations() if op.type == "TfFusedOps>MatMulBiasAct")
     assert [op.type for op in fused.control_inputs] == ["AssignAddVariableOp"]
     assert state.numpy() == 1.0
+
+
+def test_control_edges_of_the_result_are_kept():
+    """What had to wait for a replaced op waits for the fused one."""
+
+    def forward(x, w, b):
+        y = tf.nn.relu(dense(x, w, b))
+        return y, after(y, x)
+
+    compiled = check(forward, values(*MATMUL), {"matmul_bias_relu": 1})
+    graph = compiled.get_concrete_function().graph
+    waiting = graph.get_operation_by_name("Identity")
+    assert [op.type for op in waiting.control_inputs] == ["TfFusedOps>MatMulBiasAct"]
 
 
 def test_interior_used_by_unmatched_gradient():

@@ -62,6 +62,9 @@ def test_unrelated_sizes_are_refused():
     [
         (lambda x, y: tf.nn.relu(x), True),
         (lambda x, y: tf.identity(x) + x, True),
+        (lambda x, y: x * tf.ones([3]) + tf.ones([1, 1, 1, 3]), True),
+        (lambda x, y: tf.nn.silu(x), True),
+        (lambda x, y: tf.add_n([x, x]), True),
         (lambda x, y: tf.nn.max_pool2d(x, 1, 1, "SAME"), True),
         (lambda x, y: y, False),
         (lambda x, y: x + y, False),
@@ -75,3 +78,12 @@ def test_dimension(change, same):
     with graph.as_default():
         x, y = (tf.compat.v1.placeholder(tf.float32, [None, None, None, 3]) for _ in range(2))
         assert shapes.same_shape(x, change(x, y)) == same
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_dimension_of_a_product(transposed):
+    graph = tf.Graph()
+    with graph.as_default():
+        a = tf.compat.v1.placeholder(tf.float32, [None, 3] if not transposed else [3, None])
+        product = tf.matmul(a, tf.ones([3, 5]), transpose_a=transposed)
+        assert shapes.dimension(product, 0) == shapes.dimension(a, int(transposed))

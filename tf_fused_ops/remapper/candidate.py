@@ -4,7 +4,7 @@ import dataclasses
 import functools
 
 from tf_fused_ops.remapper import kernels
-from tf_fused_ops.remapper.rules import Match, Rule
+from tf_fused_ops.remapper.rule import Match, Rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,11 +15,13 @@ class Backward:
         nodes: The matched ops, inputs first.
         dy: The gradient that comes in.
         gradients: Operand name -> the gradient tensor that the graph computes.
+        spare: Operand name -> tensors from elsewhere that the graph adds to the gradient.
     """
 
     nodes: tuple
     dy: object
     gradients: dict
+    spare: dict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +62,11 @@ class Candidate:
         return self.rule.check(self.match)
 
     def _ranks(self):
-        for name, rank in self.rule.operands.items():
-            tensor = self.match.operands[name]
-            if tensor.shape.rank != rank:
-                return f"{name} {tensor.name} has rank {tensor.shape.rank}, not {rank}"
+        for name, tensor in self.match.operands.items():
+            ranks = self.rule.operands[name]
+            if tensor.shape.rank not in ranks:
+                allowed = " or ".join(map(str, ranks))
+                return f"{name} {tensor.name} has rank {tensor.shape.rank}, not {allowed}"
         return None
 
     def _kernels(self):
@@ -91,8 +94,10 @@ class Candidate:
         return None
 
     def _control_edges(self):
+        replaced = {tensor.op for tensor in self._offered}
         for op in self.nodes:
-            for user in op._control_outputs:
+            # An edge from what is replaced becomes one from the replacement.
+            for user in op._control_outputs if op not in replaced else ():
                 if user not in self._inside and not self._is_moot(user):
                     return f"{user.name} has a control edge from {op.name}"
         return None
@@ -103,9 +108,14 @@ class Candidate:
             return True
         return user.type == "Const" and not self._used_outside(user.outputs[0])
 
-    def _leaks(self):
+    @functools.cached_property
+    def _offered(self):
+        """The tensors that are replaced one by one."""
         offered = [self.match.outputs, *(backward.gradients for backward in self.backward)]
-        replaced = {id(tensor) for tensors in offered for tensor in tensors.values()}
+        return [tensor for tensors in offered for tensor in tensors.values()]
+
+    def _leaks(self):
+        replaced = {id(tensor) for tensor in self._offered}
         for op in self.nodes:
             for tensor in op.outputs:
                 if id(tensor) in replaced:
@@ -118,8 +128,7 @@ class Candidate:
         return None
 
     def _cycles(self):
-        gradients = [t for backward in self.backward for t in backward.gradients.values()]
-        after = self._users([*self.match.outputs.values(), *gradients])
+        after = self._users(self._offered)
         before = [t.op for t in self.match.operands.values()] + self.controls(self.match.nodes)
         if self.view.reaches(after, before):
             return "its inputs depend on its outputs"
@@ -130,8 +139,17 @@ class Candidate:
         return None
 
     def _users(self, tensors):
-        users = (op for tensor in tensors for op in self.view.users(tensor))
-        return {op for op in users if op not in self._inside}
+        users = {op for tensor in tensors for op in self.view.users(tensor)}
+        users |= {op for tensor in tensors for op in self.control_users(tensor.op)}
+        return users - self._inside
+
+    def control_users(self, op):
+        """Returns the live ops outside that wait for an op."""
+        return [
+            user
+            for user in op._control_outputs
+            if user not in self._inside and self.view.is_live(user)
+        ]
 
     def _used_outside(self, tensor):
         return self.view.is_fetched(tensor) or bool(self._users([tensor]))

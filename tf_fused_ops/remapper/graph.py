@@ -67,6 +67,10 @@ class GraphView:
         """Returns whether the graph has ops of all these types."""
         return all(op_type in self._by_type for op_type in op_types)
 
+    def cast_types(self):
+        """Returns the dtypes that the graph casts from."""
+        return {op.inputs[0].dtype for op in self._by_type.get("Cast", ())}
+
     def is_live(self, op):
         """Returns whether outputs or side effects depend on an op."""
         return op in self._live
@@ -116,6 +120,7 @@ class GraphView:
         self._index(op)
         before = [tensor.op for tensor in op.inputs] + op.control_inputs
         after = [user for tensor in op.outputs for user in self.users(tensor)]
+        after += op._control_outputs
         low = max((self.position[other] for other in before), default=-1)
         high = min((self.position.get(other, low + 1) for other in after), default=low + 1)
         if low < high:
@@ -155,6 +160,12 @@ class GraphView:
         if id(old) in self._fetched:
             self._fetched.discard(id(old))
             self._fetched.add(id(new))
+
+    def replace_control_input(self, op, old, new):
+        """Makes an op wait for another op than before."""
+        inputs = [new if other is old else other for other in op.control_inputs]
+        op._remove_all_control_inputs()
+        op._add_control_inputs(dict.fromkeys(inputs))
 
 
 def semantic_attrs(op):

@@ -14,11 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_fused_ops.remapper.graph import GRADIENT
-from tf_fused_ops.remapper.pattern import Literal, Operand, Port
+from tf_fused_ops.remapper.pattern import Literal, Operand, Parameter, Port
 
 _MAX_ULP = 2
 # Beyond this many inputs a commutative op (AddN) is matched in the order given.
 _MAX_PERMUTED = 4
+# How many inputs a sum of gradients may have.
+_MAX_SUMMED = 8
 
 
 @dataclasses.dataclass
@@ -28,19 +30,27 @@ class Binding:
     Attributes:
         nodes: Pattern node index -> op.
         operands: Operand name -> tensor.
-        constants: The Const ops that literals were compared with.
+        parameters: Parameter name -> array.
+        spare: Pattern node index -> the inputs of its op that the pattern does not account for.
         mismatch: In words, the one constant or attribute that differs, if a near miss was asked
             for.
     """
 
     nodes: dict = dataclasses.field(default_factory=dict)
     operands: dict = dataclasses.field(default_factory=dict)
-    constants: frozenset = frozenset()
+    parameters: dict = dataclasses.field(default_factory=dict)
+    spare: dict = dataclasses.field(default_factory=dict)
     mismatch: str | None = None
 
     def copy(self):
         """Returns a copy that may be changed without changing this one."""
-        return Binding(dict(self.nodes), dict(self.operands), self.constants, self.mismatch)
+        return Binding(
+            dict(self.nodes),
+            dict(self.operands),
+            dict(self.parameters),
+            dict(self.spare),
+            self.mismatch,
+        )
 
 
 class Matcher:
@@ -71,6 +81,19 @@ class Matcher:
         """
         todo = self._pattern.ancestors(names)
         return self._best(self._bind(Binding(), self._pattern.anchor, op, [], todo))
+
+    def resume(self, binding, names):
+        """Adds the nodes that the named outputs need to a binding of the pattern's first nodes.
+
+        Args:
+            binding: A Binding that another pattern with the same first nodes gave; left as it is.
+            names: The pattern outputs whose nodes must all be found.
+
+        Returns:
+            A Binding or None.
+        """
+        todo = self._pattern.ancestors(names) - binding.nodes.keys()
+        return self._best(self._solve(binding.copy(), [], todo))
 
     def extend(self, binding, name, excluded=frozenset()):
         """Adds the nodes of a further output to a binding.
@@ -109,6 +132,9 @@ class Matcher:
             elif isinstance(value, Literal):
                 if not self._unify_literal(binding, value, tensor):
                     return
+            elif isinstance(value, Parameter):
+                if not self._unify_parameter(binding, value, tensor):
+                    return
             elif tensor.value_index != value.port:
                 return
             elif value.node in binding.nodes:
@@ -127,20 +153,22 @@ class Matcher:
     def _bind(self, binding, node, op, agenda, todo):
         """Yields bindings in which a pattern node stands for an op."""
         wanted = self._pattern.nodes[node]
-        if wanted.type != op.type or len(wanted.inputs) != len(op.inputs):
+        if wanted.type != op.type or not _fits(wanted, op):
             return
         binding = binding.copy()
         difference = self._difference(wanted, op)
         if difference and not self._tolerate(binding, difference):
             return
         binding.nodes[node] = op
-        orders = [op.inputs]
-        if wanted.commutative and len(op.inputs) <= _MAX_PERMUTED:
-            orders = itertools.permutations(op.inputs)
-        for inputs in orders:
+        for order in _orders(wanted, op):
+            inputs = [op.inputs[i] for i in order]
             pairs = [*agenda, *zip(wanted.inputs, inputs, strict=True)]
             if all(self._plausible(value, tensor) for value, tensor in pairs):
-                yield from self._solve(binding.copy(), pairs, todo)
+                found = binding.copy()
+                if wanted.open:
+                    rest = (t for i, t in enumerate(op.inputs) if i not in order)
+                    found.spare[node] = tuple(rest)
+                yield from self._solve(found, pairs, todo)
 
     def _plausible(self, value, tensor):
         """Looks one op ahead, so that most wrong orders of commutative inputs are never entered."""
@@ -151,19 +179,21 @@ class Matcher:
     def _reachable(self, binding, missing):
         """Yields the candidates for the missing node that has the fewest."""
         choices = []
-        for node in missing:
+        # The later a node, the more of the others are among its inputs.
+        for node in sorted(missing, reverse=True):
             wanted = self._pattern.nodes[node]
             for port, value in enumerate(wanted.inputs):
                 tensor = self._tensor(binding, value)
                 if tensor is None:
                     continue
-                choices.append(
-                    [
-                        (node, op)
-                        for op, other in self._view.consumers(tensor)
-                        if op.type == wanted.type and (other == port or wanted.commutative)
-                    ]
-                )
+                choice = [
+                    (node, op)
+                    for op, other in self._view.consumers(tensor)
+                    if op.type == wanted.type and (other == port or wanted.commutative)
+                ]
+                if len(choice) < 2:
+                    return choice
+                choices.append(choice)
         return dict.fromkeys(min(choices, key=len, default=()))
 
     def _tensor(self, binding, value):
@@ -194,14 +224,34 @@ class Matcher:
             words = f"constant {tensor.op.name} is {_text(value)}, not {_text(literal.value)}"
             if not self._tolerate(binding, words):
                 return False
-        binding.constants |= {tensor.op}
         return True
+
+    def _unify_parameter(self, binding, parameter, tensor):
+        value = self._view.constant(tensor)
+        if value is None or (value.ndim, tensor.dtype) != (parameter.rank, parameter.dtype):
+            return False
+        return np.array_equal(binding.parameters.setdefault(parameter.name, value), value)
 
     def _tolerate(self, binding, words):
         if not self._allow_mismatch or binding.mismatch not in (None, words):
             return False
         binding.mismatch = words
         return True
+
+
+def _fits(wanted, op):
+    """Returns whether an op has as many inputs as a pattern node."""
+    if wanted.open:
+        return len(wanted.inputs) <= len(op.inputs) <= _MAX_SUMMED
+    return len(wanted.inputs) == len(op.inputs)
+
+
+def _orders(wanted, op):
+    """Yields the orders in which an op's inputs may be those of a pattern node, as indices."""
+    given, count = range(len(op.inputs)), len(wanted.inputs)
+    if wanted.open or (wanted.commutative and count <= _MAX_PERMUTED):
+        return itertools.permutations(given, count)
+    return [given]
 
 
 def _text(value):

@@ -39,20 +39,32 @@ class Literal:
 
 
 @dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A constant of any value."""
+
+    name: str
+    dtype: tf.DType
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True)
 class PatternNode:
     """One op of a pattern.
 
     Attributes:
         type: The op type.
         attrs: The attributes to compare, name -> AttrValue.
-        inputs: Operand, Port or Literal per input.
+        inputs: Operand, Port, Literal or Parameter per input.
         commutative: Whether the inputs may be permuted.
+        open: Whether an op may have further inputs: the sum of a gradient with those that come
+            from elsewhere.
     """
 
     type: str
     attrs: dict
     inputs: tuple
     commutative: bool
+    open: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,15 +95,16 @@ class Pattern:
         return needed
 
 
-def trace(function, specs, anchor, free=()):
+def trace(function, specs, anchor, free=(), parameters=None):
     """Traces a function into a pattern.
 
     Args:
-        function: Takes the operands by name and returns a dict of named output tensors; None
-            entries are dropped.
+        function: Takes a dict of the parameters, and the operands by name; returns a dict of named
+            output tensors; None entries are dropped.
         specs: Operand name -> tf.TensorSpec.
         anchor: The op type at which a search begins (its first occurrence).
         free: (op type, attribute) pairs that a match may have any value of.
+        parameters: Parameter name -> tf.TensorSpec.
 
     Returns:
         A Pattern.
@@ -99,15 +112,16 @@ def trace(function, specs, anchor, free=()):
     graph = func_graph.FuncGraph("pattern")
     with graph.as_default():
         operands = _placeholders(specs)
-        outputs = function(**operands)
-    return _extract(graph, operands, outputs, anchor, free)
+        constants = _placeholders(parameters or {})
+        outputs = function(constants, **operands)
+    return _extract(graph, operands, outputs, anchor, free, constants)
 
 
 def trace_joint(function, specs, differentiable, anchor):
     """Traces a function together with the gradient that autodiff makes of it.
 
     Args:
-        function: As for `trace`; the output named "y" is differentiated.
+        function: Takes the operands by name; the output named "y" is differentiated.
         specs: As for `trace`; every known dimension counts, because autodiff folds it into
             constants.
         differentiable: Names of the operands to differentiate by.
@@ -133,32 +147,73 @@ def trace_joint(function, specs, differentiable, anchor):
     return _extract(graph, operands | {"dy": dy}, outputs, anchor)
 
 
+def rescale(pattern, sizes):
+    """Returns a pattern for operands of other sizes.
+
+    Args:
+        pattern: A Pattern traced with primes for sizes.
+        sizes: Prime -> size.
+
+    Returns:
+        A Pattern in which every constant that is a product of these primes is that of the sizes.
+    """
+
+    def value(old):
+        if not isinstance(old, Literal):
+            return old
+        new = _rescaled(old.value, sizes)
+        return old if new is old.value else Literal(new)
+
+    nodes = (
+        dataclasses.replace(node, inputs=tuple(map(value, node.inputs))) for node in pattern.nodes
+    )
+    return dataclasses.replace(pattern, nodes=tuple(nodes))
+
+
+def _rescaled(array, sizes):
+    if array.dtype.kind not in "if" or not np.any(np.abs(array) >= min(sizes, default=np.inf)):
+        return array
+    result = array.copy()
+    for index, number in np.ndenumerate(array):
+        if number == np.floor(number):
+            rest, scaled = int(number), 1
+            for prime, size in sizes.items():
+                while rest and rest % prime == 0:
+                    rest, scaled = rest // prime, scaled * size
+            result[index] = rest * scaled
+    return result
+
+
 def _placeholders(specs):
     return {name: tf.compat.v1.placeholder(s.dtype, s.shape) for name, s in specs.items()}
 
 
-def _extract(graph, operands, outputs, anchor, free=()):
+def _extract(graph, operands, outputs, anchor, free=(), parameters=None):
     """Returns the pattern between operands and outputs of a traced graph."""
     outputs = {name: tensor for name, tensor in outputs.items() if tensor is not None}
-    names = {id(tensor): name for name, tensor in operands.items()}
+    given = {id(tensor): Operand(name) for name, tensor in operands.items()}
+    for name, tensor in (parameters or {}).items():
+        given[id(tensor)] = Parameter(name, tensor.dtype, tensor.shape.rank)
     ops = _needed_ops(graph, outputs.values())
     index = {op: i for i, op in enumerate(ops)}
+    sums = {t.op for name, t in outputs.items() if name.startswith("d_") and t.op.type == "AddN"}
 
     def value(tensor):
-        if id(tensor) in names:
-            return Operand(names[id(tensor)])
+        if id(tensor) in given:
+            return given[id(tensor)]
         if tensor.op.type == "Const":
             return Literal(tensor_util.MakeNdarray(tensor.op.get_attr("value")))
         return Port(index[tensor.op], tensor.value_index)
 
-    def attrs(op):
-        return {k: v for k, v in semantic_attrs(op).items() if (op.type, k) not in free}
+    def node(op):
+        attrs = {k: v for k, v in semantic_attrs(op).items() if (op.type, k) not in free}
+        if op in sums:
+            del attrs["N"]
+        inputs = tuple(map(value, op.inputs))
+        return PatternNode(op.type, attrs, inputs, op.type in _COMMUTATIVE, op in sums)
 
     return Pattern(
-        nodes=tuple(
-            PatternNode(op.type, attrs(op), tuple(map(value, op.inputs)), op.type in _COMMUTATIVE)
-            for op in ops
-        ),
+        nodes=tuple(map(node, ops)),
         outputs={name: value(tensor) for name, tensor in outputs.items()},
         anchor=next(index[op] for op in ops if op.type == anchor),
     )

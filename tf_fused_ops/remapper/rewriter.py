@@ -113,12 +113,17 @@ class _Rewriter:
         self.view.remove(candidate.nodes)
         with self._emitting(candidate, match.nodes):
             fused = rule.fuse(match, training=any(wanted))
-        emitted = [self._swap(match.outputs, fused.outputs)]
+        self._swap(candidate, match.outputs, fused.outputs)
+        emitted = [_maker(fused.outputs)]
         for backward, names in zip(candidate.backward, wanted, strict=True):
             if names:
                 with self._emitting(candidate, backward.nodes):
                     gradients = rule.fuse_gradient(match, fused, backward.dy, names)
-                emitted.append(self._swap(names, gradients))
+                    emitted.append(_maker(gradients))
+                    for name, others in backward.spare.items():
+                        if others and name in gradients:
+                            gradients[name] = tf.add_n([gradients[name], *others])
+                self._swap(candidate, names, gradients)
         for message in messages:
             log.vlog(log.FUSION, message)
         nodes, names = (tuple(op.name for op in ops) for ops in (candidate.nodes, emitted))
@@ -138,15 +143,17 @@ class _Rewriter:
         ):
             yield
 
-    def _swap(self, old, new):
-        """Redirects old tensors to new ones by name; returns the op that makes these."""
+    def _swap(self, candidate, old, new):
+        """Redirects old tensors to new ones by name, and the control edges of their ops."""
         for name, tensor in old.items():
+            for user in candidate.control_users(tensor.op):
+                self.view.replace_control_input(user, tensor.op, new[name].op)
             new[name].set_shape(tensor.shape)
             self.outputs = [new[name] if output is tensor else output for output in self.outputs]
             self.view.redirect(tensor, new[name])
-        op = next(iter(new.values())).op
-        self.view.adopt(op)
-        return op
+        for op in dict.fromkeys(new[name].op for name in old):
+            if op not in self.view.position:
+                self.view.adopt(op)
 
     def _refuse(self, rule, match, reason):
         root = match.outputs["y"].op
@@ -156,6 +163,11 @@ class _Rewriter:
             log.vlog(
                 log.NEAR_MISS, f"Not fused: {rule.describe(match)[0]} at {root.name}: {reason}"
             )
+
+
+def _maker(tensors):
+    """Returns the op whose outputs the named tensors are."""
+    return next(iter(tensors.values())).op
 
 
 def _messages(candidate, wanted):

@@ -12,7 +12,10 @@ import tensorflow as tf
 from tf_fused_ops.remapper import pattern, rules, spellings
 from tf_fused_ops.remapper.candidate import Backward
 from tf_fused_ops.remapper.matcher import Matcher
+from tf_fused_ops.remapper.rule import Match
 
+# Stand for sizes while a joint pattern is traced: whatever constant they divide is made of sizes.
+_PRIMES = (11, 13, 17, 19, 23, 29)
 # Joint patterns in memory; a large model has a few hundred different layers.
 _JOINT_PATTERNS = 4096
 
@@ -28,10 +31,44 @@ def forward_matches(view, anchor, options):
     Yields:
         (Rule, Match, the one constant or attribute that differs in words or None).
     """
-    for rule, traced in _usable(view, anchor, options):
-        binding = Matcher(traced, view, allow_mismatch=True).match(anchor, traced.outputs)
-        if binding is not None:
-            yield rule, _match(rule, traced, binding), binding.mismatch
+    dtype = anchor.outputs[0].dtype
+    if not dtype.is_floating:
+        return
+    found = []
+    for core, group in rules.BY_ANCHOR[anchor.type].items():
+        usable = [
+            rule
+            for rule in group
+            if options.allows(rule.name) and view.has(spellings.op_types(rule.spelling, dtype))
+        ]
+        if usable:
+            found += _family_matches(view, anchor, core, usable)
+    found.sort(key=lambda item: len(item[1].nodes), reverse=True)
+    yield from found
+
+
+def _family_matches(view, anchor, core, group):
+    """Returns what `forward_matches` yields for the rules that share a core."""
+    dtype = anchor.outputs[0].dtype
+    found = []
+    for variant in core.variants(view, anchor):
+        traced = _forward_pattern(core, dtype, _hashable(variant))
+        start = Matcher(traced, view, allow_mismatch=True).match(anchor, traced.outputs)
+        if start is None:
+            continue
+        for rule in group:
+            for form in rule.forms(view):
+                full = variant | form
+                traced = _forward_pattern(rule, dtype, _hashable(full))
+                # The code of the core runs first, so its nodes are the first ones.
+                matcher = Matcher(traced, view, allow_mismatch=True)
+                binding = matcher.resume(start, traced.outputs)
+                if binding is not None:
+                    match = _match(rule, full, traced, binding)
+                    found.append((rule, match, binding.mismatch))
+        if start.mismatch is None:
+            break
+    return found
 
 
 def backward_matches(view, rule, match):
@@ -53,7 +90,9 @@ def backward_matches(view, rule, match):
     traced = _joint_pattern(rule, specs, _hashable(match.attrs))
     matcher = Matcher(traced, view)
     forward = matcher.match(match.node(rule.anchor), match.outputs)
+    # The gradient with the longest way leaves least choice for the others.
     names = sorted(traced.outputs.keys() - match.outputs.keys())
+    names.sort(key=lambda name: len(traced.ancestors([name])), reverse=True)
     found, used = [], set()
     while forward is not None:
         binding = _extend(matcher, forward, names, used)
@@ -66,21 +105,9 @@ def backward_matches(view, rule, match):
             for name in names
             if traced.outputs[name].node in binding.nodes
         }
-        found.append(Backward(tuple(nodes), binding.operands["dy"], gradients))
+        spare = {name: binding.spare.get(traced.outputs[f"d_{name}"].node) for name in gradients}
+        found.append(Backward(tuple(nodes), binding.operands["dy"], gradients, spare))
     return tuple(found)
-
-
-def _usable(view, anchor, options):
-    """Returns (rule, forward pattern) pairs whose op types the graph has, longest first."""
-    dtype = anchor.outputs[0].dtype
-    if not dtype.is_floating:
-        return []
-    found = []
-    for rule in rules.BY_ANCHOR[anchor.type]:
-        if options.allows(rule.name) and view.has(spellings.op_types(rule.spelling, dtype)):
-            keyed = tuple((name, anchor.get_attr(name)) for name in rule.keyed)
-            found.append((rule, _forward_pattern(rule, dtype, keyed)))
-    return sorted(found, key=lambda item: len(item[1].nodes), reverse=True)
 
 
 def _extend(matcher, binding, names, used):
@@ -96,16 +123,18 @@ def _extend(matcher, binding, names, used):
     return binding
 
 
-def _match(rule, traced, binding):
+def _match(rule, variant, traced, binding):
     """Turns a matcher's binding into what rules work with."""
-    attrs = rule.default_attrs()
-    for op in binding.nodes.values():
+    nodes = tuple(op for _, op in sorted(binding.nodes.items()))
+    attrs = rule.default_attrs() | variant
+    for op in nodes:
         attrs |= {name: op.get_attr(name) for name in rule.captured.get(op.type, ())}
-    return rules.Match(
-        nodes=tuple(op for _, op in sorted(binding.nodes.items())),
+    attrs |= {name: value.tolist() for name, value in binding.parameters.items()}
+    return Match(
+        nodes=nodes,
         operands=binding.operands,
         outputs={name: _tensor(traced, binding, name) for name in traced.outputs},
-        attrs=attrs,
+        attrs=attrs | rule.observed(nodes, binding.operands, attrs),
     )
 
 
@@ -116,25 +145,57 @@ def _tensor(traced, binding, name):
 
 
 @functools.cache
-def _forward_pattern(rule, dtype, keyed):
-    """Traces a rule's stock code for operands of unknown size."""
+def _forward_pattern(rule, dtype, variant):
+    """Traces a variant of a rule's stock code for operands of unknown size."""
+    attrs = rule.default_attrs() | _unhashed(variant)
     free = {(op_type, name) for op_type, group in rule.captured.items() for name in group}
-    free -= {(rule.anchor, name) for name, _ in keyed}
+    free -= {(rule.anchor, name) for name, _ in variant}
     specs = {
-        name: tf.TensorSpec([None] * rank, rule.operand_dtype(name, dtype))
-        for name, rank in rule.operands.items()
+        name: tf.TensorSpec(rule.operand_shape(name, attrs), rule.operand_dtype(name, dtype, attrs))
+        for name in rule.present(attrs)
     }
-    stock = functools.partial(rule.stock, rule.default_attrs() | dict(keyed))
-    return pattern.trace(stock, specs, rule.anchor, free)
+    parameters = {
+        name: tf.TensorSpec([None] * rank, known or dtype)
+        for name, (rank, known) in rule.parameters(attrs).items()
+    }
+
+    def stock(constants, **operands):
+        return rule.stock(attrs | constants, **operands)
+
+    return pattern.trace(stock, specs, rule.anchor, free, parameters)
 
 
 @functools.lru_cache(maxsize=_JOINT_PATTERNS)
 def _joint_pattern(rule, specs, attrs):
-    """Traces a rule's stock code with its gradient, for operands of exactly these static shapes."""
-    attrs = {name: list(value) if isinstance(value, tuple) else value for name, value in attrs}
-    stock = functools.partial(rule.stock, attrs)
-    return pattern.trace_joint(stock, dict(specs), rule.differentiable, rule.anchor)
+    """Returns the pattern of a rule's stock code with its gradient, for operands of exactly these
+    static shapes."""
+    if not rule.scalable:
+        return _trace_joint(rule, specs, attrs)
+    sizes = sorted({size for _, spec in specs for size in spec.shape if size not in (None, 0, 1)})
+    if len(sizes) > len(_PRIMES):
+        return _trace_joint(rule, specs, attrs)
+    primes = dict(zip(sizes, _PRIMES, strict=False))
+    scaled = tuple(
+        (name, tf.TensorSpec([primes.get(size, size) for size in spec.shape], spec.dtype))
+        for name, spec in specs
+    )
+    attrs = rule.scale(_unhashed(attrs), primes)
+    traced = _trace_joint(rule, scaled, _hashable(attrs))
+    return pattern.rescale(traced, {prime: size for size, prime in primes.items()})
+
+
+@functools.lru_cache(maxsize=_JOINT_PATTERNS)
+def _trace_joint(rule, specs, attrs):
+    """Traces a rule's stock code with its gradient."""
+    stock = functools.partial(rule.stock, _unhashed(attrs))
+    specs = dict(specs)
+    differentiable = [name for name in rule.differentiable if name in specs]
+    return pattern.trace_joint(stock, specs, differentiable, rule.anchor)
 
 
 def _hashable(attrs):
     return tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in attrs.items())
+
+
+def _unhashed(attrs):
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in attrs}

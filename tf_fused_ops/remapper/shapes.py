@@ -17,10 +17,13 @@ _SAME_SHAPE = frozenset(
         "Sigmoid",
         "Tanh",
         "Softplus",
+        "Erf",
+        "AddN",
     }
     | {"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "TfFusedOps>BatchNormAct"}
 )
 _ELEMENTWISE = frozenset({"Add", "AddV2", "Mul", "Sub"})
+_PRODUCT = frozenset({"MatMul", "TfFusedOps>MatMulBiasAct"})
 _WINDOWED = frozenset({"Conv2D", "MaxPool", "AvgPool", "TfFusedOps>Conv2DBiasAct"})
 _WINDOW_ATTRS = ("strides", "padding", "explicit_paddings", "dilations", "ksize", "data_format")
 # How far to look back; chains of shape-preserving ops between two axes are short.
@@ -34,31 +37,65 @@ def same_shape(a, b):
     return all(dimension(a, axis) == dimension(b, axis) for axis in range(a.shape.rank))
 
 
-def dimension(tensor, axis, depth=_MAX_DEPTH):
+def dimension(tensor, axis):
     """Returns a hashable name of the size of one axis: equal names mean equal sizes.
 
     Args:
         tensor: A graph tensor of known rank.
         axis: A non-negative axis.
-        depth: How many ops to look back.
 
     Returns:
         The static size if there is one, else a tuple that names where the size comes from.
     """
-    size = tensor.shape[axis]
-    if size is not None or depth == 0:
-        return ("unknown", id(tensor), axis) if size is None else size
-    op = tensor.op
-    if op.type in _SAME_SHAPE and tensor.value_index == 0:
-        return dimension(op.inputs[0], axis, depth - 1)
-    if op.type in _ELEMENTWISE:
-        a, b = op.inputs
-        if a.shape.rank == b.shape.rank == tensor.shape.rank:
-            name = dimension(a, axis, depth - 1)
-            if name == dimension(b, axis, depth - 1):
-                return name
-    if op.type in _WINDOWED:
-        name = dimension(op.inputs[0], axis, depth - 1)
+    return _Namer().name(tensor, axis, _MAX_DEPTH)
+
+
+class _Namer:
+    """Names sizes; residual networks lead to the same tensors over and over."""
+
+    def __init__(self):
+        self._known = {}
+
+    def name(self, tensor, axis, depth):
+        """Returns the name of one axis; looks back over `depth` ops at most."""
+        size = tensor.shape[axis]
+        if size is not None:
+            return size
+        key = (id(tensor), axis)
+        if key not in self._known:
+            found = self._origin(tensor, axis, depth - 1) if depth else None
+            self._known[key] = ("unknown", *key) if found is None else found
+        return self._known[key]
+
+    def _origin(self, tensor, axis, depth):
+        """Returns the name that an axis has from the inputs of its op, or None."""
+        op = tensor.op
+        if op.type in _SAME_SHAPE and tensor.value_index == 0:
+            return self.name(op.inputs[0], axis, depth)
+        if op.type in _ELEMENTWISE:
+            return self._broadcast(op.inputs, axis, tensor.shape.rank, depth)
+        if op.type == "IdentityN":
+            return self.name(op.inputs[tensor.value_index], axis, depth)
+        if op.type in _PRODUCT and axis < tensor.shape.rank - 1:
+            inner = axis == tensor.shape.rank - 2 and op.get_attr("transpose_a")
+            return self.name(op.inputs[0], axis + inner, depth)
+        if op.type in _WINDOWED:
+            return self._windowed(op, axis, depth)
+        return None
+
+    def _broadcast(self, inputs, axis, rank, depth):
+        names = set()
+        for tensor in inputs:
+            if tensor.shape.rank is None:
+                return None
+            own = axis - (rank - tensor.shape.rank)
+            # What is missing or 1 takes the size of the others.
+            if own >= 0 and tensor.shape[own] != 1:
+                names.add(self.name(tensor, own, depth))
+        return names.pop() if len(names) == 1 else None
+
+    def _windowed(self, op, axis, depth):
+        name = self.name(op.inputs[0], axis, depth)
         if axis == 0:
             return name
         attrs = op.node_def.attr
@@ -66,6 +103,4 @@ def dimension(tensor, axis, depth=_MAX_DEPTH):
             return name
         window = tuple(attrs[a].SerializeToString() for a in _WINDOW_ATTRS if a in attrs)
         kernel = op.inputs[1].shape if len(op.inputs) > 1 else ()
-        if None not in tuple(kernel):
-            return ("window", window, tuple(kernel), axis, name)
-    return ("unknown", id(tensor), axis)
+        return None if None in tuple(kernel) else ("window", window, tuple(kernel), axis, name)

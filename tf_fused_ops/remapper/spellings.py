@@ -98,6 +98,6 @@ ACTIVATIONS = (
 def op_types(spelling, dtype):
     """Returns the op types of a spelling; a graph without them need not be searched."""
     traced = pattern.trace(
-        lambda x: {"y": tf.identity(spelling(x))}, {"x": tf.TensorSpec(None, dtype)}, "Identity"
+        lambda _, x: {"y": tf.identity(spelling(x))}, {"x": tf.TensorSpec(None, dtype)}, "Identity"
     )
     return frozenset(node.type for node in traced.nodes[:-1])

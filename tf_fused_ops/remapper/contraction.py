@@ -1,0 +1,156 @@
+"""Rules for convolutions and matrix products with bias, side input and activation."""
+
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_fused_ops._library import ops
+from tf_fused_ops.remapper.rule import AddSideInput, Fused, Rule
+
+
+class _ContractionBiasAct(Rule):
+    """act(bias_add(contraction, bias))."""
+
+    contraction: tuple
+
+    def fuse(self, match, training):
+        save = training and self.activation.needs_pre_activation(match.attrs)
+        fused = self.forward_op(
+            *self._factors(match),
+            bias=[match.operands["bias"]],
+            side_input=self._side(match),
+            save_pre_activation=save,
+            name=match.fused_name(),
+            **self._attrs(match),
+        )
+        saved = ()
+        if self.activation.name != "none":
+            saved = (fused.pre_activation if save else fused.y,)
+        return Fused({"y": fused.y}, saved)
+
+    def fuse_gradient(self, match, fused, dy, wanted):
+        a, b = self.contraction
+        gradients = self.gradient_op(
+            dy,
+            *self._factors(match),
+            saved=list(fused.saved),
+            bias_gradient="bias" in wanted,
+            side_input_gradient="side_input" in wanted,
+            name=match.fused_name("_grad"),
+            **{f"{a}_gradient": a in wanted, f"{b}_gradient": b in wanted},
+            **self._attrs(match),
+        )
+        named = zip((a, b, "bias", "side_input"), gradients, strict=True)
+        return {name: gradient for name, gradient in named if name in wanted}
+
+    def describe(self, match):
+        activation = f"activation={match.outputs['y'].op.name} " if self.activation.label else ""
+        parts = ["BiasAdd", *["Add"] * len(self._side(match)), self.activation.label]
+        what = f"{self.anchor} with " + " and ".join(filter(None, parts))
+        bias_add, contraction = match.node("BiasAdd").name, match.node(self.anchor).name
+        return what, f"{activation or ' '}bias_add={bias_add} contraction={contraction}"
+
+    def _factors(self, match):
+        return [match.operands[name] for name in self.contraction]
+
+    def _side(self, match):
+        return [match.operands[name] for name in ("side_input",) if name in match.operands]
+
+    def _attrs(self, match):
+        names = [name for group in self.captured.values() for name in group]
+        return {name: match.attrs[name] for name in names} | {"activation": self.activation.name}
+
+
+class Conv2DBiasAct(_ContractionBiasAct):
+    """act(bias_add(conv2d(input, filters), bias))."""
+
+    family = "conv2d_bias"
+    anchor = "Conv2D"
+    operands: ClassVar = {"input": (4,), "filters": (4,), "bias": (1,)}
+    contraction = ("input", "filters")
+    differentiable = ("input", "filters", "bias")
+    captured: ClassVar = {
+        "Conv2D": {
+            "strides": [1, 1, 1, 1],
+            "padding": b"SAME",
+            "explicit_paddings": [],
+            "dilations": [1, 1, 1, 1],
+            "data_format": b"NHWC",
+        }
+    }
+    keyed = ("data_format",)
+    fused_ops = ("TfFusedOps>Conv2DBiasAct", "TfFusedOps>Conv2DBiasActGrad")
+
+    forward_op = staticmethod(ops.tf_fused_ops_conv2d_bias_act)
+    gradient_op = staticmethod(ops.tf_fused_ops_conv2d_bias_act_grad)
+
+    def stock(self, attrs, input, filters, bias):
+        return {"y": self.activate(self.linear(attrs, input, filters, bias), attrs)}
+
+    def linear(self, attrs, input, filters, bias):
+        """The chain up to the bias."""
+        conv = {name: attrs[name] for name in Conv2DBiasAct.captured["Conv2D"]}
+        z = tf.raw_ops.Conv2D(input=input, filter=filters, **conv)
+        return tf.raw_ops.BiasAdd(value=z, bias=bias, data_format=attrs["data_format"])
+
+    def check(self, match):
+        channels = match.operands["input"].shape[1 if match.attrs["data_format"] == b"NCHW" else 3]
+        if channels != match.operands["filters"].shape[2]:
+            return (
+                f"a grouped convolution, or its channels are not known: {channels} in the input, "
+                f"{match.operands['filters'].shape[2]} in the filters"
+            )
+        return None
+
+
+class MatMulBiasAct(_ContractionBiasAct):
+    """act(bias_add(matmul(a, b), bias))."""
+
+    family = "matmul_bias"
+    anchor = "MatMul"
+    operands: ClassVar = {"a": (2,), "b": (2,), "bias": (1,)}
+    contraction = ("a", "b")
+    differentiable = ("a", "b", "bias")
+    captured: ClassVar = {"MatMul": {"transpose_a": False, "transpose_b": False}}
+    fused_ops = ("TfFusedOps>MatMulBiasAct", "TfFusedOps>MatMulBiasActGrad")
+
+    forward_op = staticmethod(ops.tf_fused_ops_mat_mul_bias_act)
+    gradient_op = staticmethod(ops.tf_fused_ops_mat_mul_bias_act_grad)
+
+    def stock(self, attrs, a, b, bias):
+        return {"y": self.activate(self.linear(attrs, a, b, bias), attrs)}
+
+    def linear(self, attrs, a, b, bias):
+        """The chain up to the bias."""
+        z = tf.raw_ops.MatMul(
+            a=a, b=b, transpose_a=attrs["transpose_a"], transpose_b=attrs["transpose_b"]
+        )
+        return tf.raw_ops.BiasAdd(value=z, bias=bias)
+
+
+class _AddAct(AddSideInput):
+    """act(chain + side_input)."""
+
+    def stock(self, attrs, side_input, **operands):
+        z = self.add(attrs, self.linear(attrs, **operands), side_input)
+        return {"y": self.activate(z, attrs)}
+
+    def check(self, match):
+        total = match.node("BiasAdd").outputs[0]
+        return self.check_side_input(match, total) or super().check(match)
+
+
+class Conv2DBiasAddAct(_AddAct, Conv2DBiasAct):
+    """act(bias_add(conv2d(input, filters), bias) + side_input)."""
+
+    family = "conv2d_bias_add"
+    operands: ClassVar = Conv2DBiasAct.operands | {"side_input": (4,)}
+    differentiable = (*Conv2DBiasAct.differentiable, "side_input")
+
+
+class MatMulBiasAddAct(_AddAct, MatMulBiasAct):
+    """act(bias_add(matmul(a, b), bias) + side_input)."""
+
+    family = "matmul_bias_add"
+    operands: ClassVar = MatMulBiasAct.operands | {"side_input": (2,)}
+    differentiable = (*MatMulBiasAct.differentiable, "side_input")

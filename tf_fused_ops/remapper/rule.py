@@ -1,0 +1,175 @@
+"""What a rule is: the row of the table, and a place in a graph that it fits."""
+
+import abc
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_fused_ops.remapper import shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """A place in a graph that a rule fits.
+
+    Attributes:
+        nodes: The matched ops, inputs first.
+        operands: Operand name -> tensor.
+        outputs: Output name -> tensor.
+        attrs: Name -> value of captured attributes, of parameters and of what the variant says.
+    """
+
+    nodes: tuple
+    operands: dict
+    outputs: dict
+    attrs: dict
+
+    def node(self, op_type):
+        """Returns the first matched op of a type."""
+        return next(op for op in self.nodes if op.type == op_type)
+
+    def fused_name(self, suffix=""):
+        """Returns a name for the op that replaces the match."""
+        return f"{self.outputs['y'].op.name}_fused{suffix}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """A fused forward op: outputs by the match's names, what the gradient op reads."""
+
+    outputs: dict
+    saved: tuple = ()
+
+
+class Rule(abc.ABC):
+    """One chain of stock ops with one spelling of one activation.
+
+    Attributes:
+        family: First part of the name.
+        anchor: The op type at which matching begins.
+        operands: Operand name -> the ranks it may have.
+        differentiable: Operands that may have a gradient.
+        captured: {op type: {attribute: default}}: attributes that a match may have any value of.
+        keyed: Captured attributes of the anchor that other nodes of the chain depend on: one
+            pattern per value.
+        scalable: Whether what autodiff makes of the chain depends on sizes only through constants
+            that are sizes or products of them.
+        fused_ops: The op types that are emitted: forward, gradient.
+        core: The chain without its activation; where it is not found, the rule need not be tried.
+    """
+
+    family: str
+    anchor: str
+    operands: ClassVar[dict]
+    differentiable: tuple
+    captured: ClassVar[dict] = {}
+    keyed: tuple = ()
+    scalable = False
+    fused_ops: tuple
+
+    def __init__(self, activation, spelling, core=None):
+        self.activation = activation
+        self.spelling = spelling
+        self.core = core or self
+        self.captured = type(self).captured | activation.captured
+        self.name = f"{self.family}_{activation.name}" if activation.label else self.family
+
+    def activate(self, x, attrs):
+        """Applies the activation's stock spelling."""
+        names = [name for group in self.activation.captured.values() for name in group]
+        return self.spelling(x, **{name: attrs[name] for name in names})
+
+    def default_attrs(self):
+        """Returns the captured attributes with their defaults, by name."""
+        return {name: value for group in self.captured.values() for name, value in group.items()}
+
+    def variants(self, view, anchor):
+        """Yields the forms that a core may have at an anchor, as {attribute: value}."""
+        yield {name: anchor.get_attr(name) for name in self.keyed}
+
+    def forms(self, view):
+        """Yields the forms of what comes after the core, as {attribute: value}."""
+        yield {}
+
+    def present(self, attrs):
+        """Returns the names of the operands that a variant has."""
+        return tuple(self.operands)
+
+    def parameters(self, attrs):
+        """Returns {name: (rank, tf.DType or None for that of the anchor)}: constants that a match
+        may have any value of."""
+        return {}
+
+    def operand_dtype(self, name, dtype, attrs):
+        """Returns an operand's dtype, given that of the anchor's output and the variant."""
+        return dtype
+
+    def operand_shape(self, name, attrs):
+        """Returns what has to be known of an operand's shape to trace the forward pattern."""
+        ranks = self.operands[name]
+        return [None] * ranks[0] if len(ranks) == 1 else None
+
+    def scale(self, attrs, sizes):
+        """Returns the attributes with sizes replaced, for rules that are scalable."""
+        return attrs
+
+    @abc.abstractmethod
+    def stock(self, attrs, **operands):
+        """The stock code, as a dict of the outputs that code outside may use."""
+
+    def observed(self, nodes, operands, attrs):
+        """Returns further attributes, which autodiff depends on, of a forward match."""
+        return {}
+
+    def check(self, match):
+        """Returns why the fused call would not be equivalent, in words, or None."""
+        return None
+
+    @abc.abstractmethod
+    def fuse(self, match, training):
+        """Emits the fused forward op; `training` says that a gradient op follows."""
+
+    @abc.abstractmethod
+    def fuse_gradient(self, match, fused, dy, wanted):
+        """Emits the fused gradient op and returns {operand: gradient} for the wanted operands."""
+
+    @abc.abstractmethod
+    def describe(self, match):
+        """Returns (what is fused, which nodes) as grappler's remapper words it."""
+
+
+class AddSideInput:
+    """What rules with a side input, added before the activation, share.
+
+    Forms, by attribute:
+        sum: The type of the op that adds.
+        side_first: Whether the side input is its first operand.
+    """
+
+    def forms(self, view):
+        return ({"sum": name} for name in ("AddV2", "AddN") if view.has([name]))
+
+    def add(self, attrs, z, side_input):
+        """The stock sum."""
+        operands = [side_input, z] if attrs["side_first"] else [z, side_input]
+        if attrs["sum"] == "AddN":
+            return tf.raw_ops.AddN(inputs=operands)
+        return tf.raw_ops.AddV2(x=operands[0], y=operands[1])
+
+    def default_attrs(self):
+        return super().default_attrs() | {"sum": "AddV2", "side_first": False}
+
+    def observed(self, nodes, operands, attrs):
+        side = operands["side_input"]
+        sums = (op for op in nodes if op.type == attrs["sum"])
+        return {"side_first": any(op.inputs[0] is side for op in sums)}
+
+    def check_side_input(self, match, like):
+        """Returns why the side input may not be of the shape of tensor `like`, or None."""
+        side = match.operands["side_input"]
+        if shapes.same_shape(like, side):
+            return None
+        return (
+            f"{side.name} of shape {side.shape} may broadcast to {like.name} of shape {like.shape}"
+        )
