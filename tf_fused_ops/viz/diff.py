@@ -173,8 +173,9 @@ def _altered(old, new):
         for key in sorted((old.attrs.keys() | new.attrs.keys()) - functions)
         if old.attrs.get(key) != new.attrs.get(key)
     ]
-    if old.device != new.device:
-        notes.append(f"device: {old.device or 'none'} → {new.device or 'none'}")
+    # A node without a device is placed sooner or later; that is no change.
+    if old.device and old.device != new.device:
+        notes.append(f"device: {old.device} → {new.device or 'none'}")
     kind = ALTERED if notes else SAME
     edges = _edge_notes(old, new)
     if edges and kind == SAME:

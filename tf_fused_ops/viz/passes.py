@@ -98,6 +98,7 @@ def apply(source, passes):
             graph_def, outputs, reports = result.graph_def, result.outputs, result.reports
         else:
             graph_def = _grappler(before.graph_def, outputs, name)
+        _keep_shapes(before.graph_def, graph_def)
         after = model.read(graph_def, outputs, source.title, source.lines)
         if name == OURS:
             regions += _reported(reports, after, source.lines)
@@ -122,6 +123,15 @@ def _reported(reports, after, lines):
                 first,
                 fusion.messages,
             )
+
+
+def _keep_shapes(before, after):
+    """Hands on what a pass forgets and nothing can infer: the shapes of captured variables."""
+    known = {(n.name, n.op): n.attr["_output_shapes"] for n in before.node
+             if "_output_shapes" in n.attr}  # fmt: skip
+    for node in after.node:
+        if (node.name, node.op) in known and "_output_shapes" not in node.attr:
+            node.attr["_output_shapes"].CopyFrom(known[node.name, node.op])
 
 
 def _copy(graph_def):

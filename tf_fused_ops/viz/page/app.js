@@ -229,6 +229,23 @@ function regionParts(number) {
   return parts;
 }
 
+// The fused chains by rule; a click shows one.
+function regionList() {
+  const members = new Map();
+  for (const tree of [...trees].reverse()) for (const item of tree.items) if (item.node && item.node.region !== undefined && !members.has(item.node.region)) members.set(item.node.region, item);
+  const groups = new Map();
+  data.regions.forEach((region, i) => groups.set(region.rule, [...(groups.get(region.rule) || []), i]));
+  const entry = (i) => {
+    const item = members.get(i);
+    const show = () => { if (item) reveal(item.key); selectRegion(i); };
+    const source = data.regions[i].source;
+    return element("li", {}, element("button", { onclick: show, title: source || "" }, item ? item.key.replace(/_fused$/, "") : data.regions[i].rule, element("span", { className: "small" }, source ? ` ${source.split("/").pop()}` : "")));
+  };
+  const list = element("div", { id: "regions" });
+  for (const [rule, numbers] of groups) list.append(element("details", { open: data.regions.length <= 12 }, element("summary", {}, `${rule} × ${numbers.length}`), element("ul", {}, ...numbers.map(entry))));
+  return list;
+}
+
 function summarise() {
   const number = (value) => element("td", { className: "number" }, value);
   const header = element("tr", {}, element("th", {}), ...data.sides.map((side) => element("th", { className: "number" }, side.label)));
@@ -239,10 +256,7 @@ function summarise() {
   const legend = Object.entries(kinds).map(([kind, text]) => [kind, data.changes[kind] === undefined ? text : `${text}: ${data.changes[kind]}`]);
   legend.push(["fused", "fused op"], ["region", "fused chain"], ["", "unchanged"], ["scope", "scope or function: double click opens"], ["control", "control edge"]);
   parts.push(element("h2", {}, "Legend"), element("ul", {}, ...legend.map(([kind, text]) => element("li", {}, element("span", { className: `swatch ${kind}` }), text))));
-  if (data.regions.length) {
-    const first = (i) => { for (const tree of [...trees].reverse()) { const item = tree.items.find((entry) => entry.node && entry.node.region === i); if (item) return item.key; } return null; };
-    parts.push(element("h2", {}, `Fused chains: ${data.regions.length}`), element("ul", { id: "regions" }, ...data.regions.slice(0, MOST_FOUND).map((region, i) => element("li", {}, element("button", { onclick: () => { const key = first(i); if (key !== null) reveal(key); selectRegion(i); } }, region.rule, element("span", { className: "small" }, region.source ? ` ${region.source.split("/").pop()}` : ""))))));
-  }
+  if (data.regions.length) parts.push(element("h2", {}, `Fused chains: ${data.regions.length}`), regionList());
   byId("summary").replaceChildren(...parts);
 }
 

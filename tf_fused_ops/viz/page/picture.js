@@ -65,6 +65,7 @@ function plural(count, noun) {
 }
 
 function costsText(costs) {
+  if (!costs) return "";
   const unknown = costs.unknown ? ` (${plural(costs.unknown, "tensor")} of unknown shape not counted)` : "";
   return `${plural(costs.ops, "op")} · ${plural(costs.kernels, "kernel")} · ${bytesText(costs.bytes)} between ops${unknown}`;
 }

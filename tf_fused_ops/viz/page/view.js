@@ -5,6 +5,9 @@
 // children). Keys are made of names, so that both sides of a comparison share them.
 
 const MOST_CHILDREN = 80;
+const FEW_CHILDREN = 25;
+const SERIES = 8;
+const MOST_WAITED = 8;
 const MOST_ITEMS = 60000;
 
 function buildTree(side) {
@@ -13,6 +16,7 @@ function buildTree(side) {
   tree.root = newItem(tree, { key: "", label: "", kind: "scope", parent: null, children: [] });
   instantiate(tree, graphs, side.graphs[0], tree.root, "", []);
   condense(tree, tree.root);
+  for (const item of [...tree.items]) if (item.children && item.children.length > FEW_CHILDREN) gather(tree, item);
   for (const item of tree.items) if (item.children && item.children.length > MOST_CHILDREN) divide(tree, item);
   summarize(tree.root);
   tree.byKey = new Map(tree.items.map((item) => [item.key, item]));
@@ -46,7 +50,7 @@ function instantiate(tree, graphs, graph, parent, prefix, stack) {
     return item;
   });
   graph.nodes.forEach((node, i) => {
-    (node.in || []).forEach(([source, port], slot) => tree.edges.push({ from: items[source], to: items[i], port, slot, control: false }));
+    (node.in || []).forEach(([source, port, own], place) => tree.edges.push({ from: items[source], to: items[i], port, slot: own === undefined ? place : own, control: false }));
     (node.controls || []).forEach((source) => tree.edges.push({ from: items[source], to: items[i], port: -1, slot: -1, control: true }));
   });
   const instance = { items, arguments: (graph.arguments || []).map((i) => items[i]), results: (graph.results || []).map(([i, port]) => [items[i], port]) };
@@ -85,15 +89,33 @@ function condense(tree, item) {
   }
 }
 
+// Gathers what differs in a number only (AddN, AddN_1, AddN_2, ...) in a scope with many children.
+function gather(tree, item) {
+  const series = new Map();
+  for (const child of item.children) {
+    const name = child.kind === "node" ? `${child.node.op} ${child.label.replace(/_?\d+$/, "")}` : null;
+    if (name !== null) series.set(name, [...(series.get(name) || []), child]);
+  }
+  for (const [name, members] of series) {
+    if (members.length < SERIES) continue;
+    const [op, label] = name.split(" ");
+    const key = `${item.key}#${label}/`;
+    const part = newItem(tree, { key, label: `${op.split(">").pop()} × ${members.length}`, kind: "part", parent: item, children: members });
+    for (const member of members) member.parent = part;
+    item.children = [...item.children.filter((child) => child.parent === item), part];
+  }
+}
+
 // Parts the children of an item into runs in the order of the data flow.
 function divide(tree, item) {
   const order = flowOrder(tree, item);
   const size = Math.max(Math.ceil(Math.sqrt(order.length)), Math.ceil(order.length / MOST_CHILDREN));
   const parts = [];
+  const name = item.kind === "part" || !item.label ? "" : `${item.label} `;
   for (let start = 0; start < order.length; start += size) {
     const members = order.slice(start, start + size);
     const end = start + members.length;
-    const part = newItem(tree, { key: `${item.key}#${start + 1}-${end}/`, label: `${item.label || "items"} ${start + 1}–${end}`, kind: "part", parent: item, children: members });
+    const part = newItem(tree, { key: `${item.key}#${start + 1}-${end}/`, label: `${name}${start + 1}–${end}`, kind: "part", parent: item, children: members });
     for (const member of members) member.parent = part;
     parts.push(part);
   }
@@ -130,16 +152,19 @@ function descend(item, visit) {
   for (const child of item.children || []) descend(child, visit);
 }
 
+// What only clutters a picture: unchanged constants, and ops that merely wait for everything.
+function isAside(node) {
+  return !node.change && (node.op === "Const" || (node.op === "NoOp" && (node.controls || []).length > MOST_WAITED));
+}
+
 // Counts what is in each item: ops, and how many of them changed in which way.
 function summarize(item) {
-  const total = { ops: item.node ? 1 : 0, changes: {}, constants: item.node && item.node.op === "Const" && !item.node.change ? 1 : 0, fused: 0 };
+  const total = { ops: item.node ? 1 : 0, changes: {}, constants: item.node && isAside(item.node) ? 1 : 0 };
   if (item.node && item.node.change) total.changes[item.node.change] = 1;
-  if (item.node && item.node.region !== undefined) total.fused = 1;
   for (const child of item.children || []) {
     const inner = summarize(child);
     total.ops += inner.ops;
     total.constants += inner.constants;
-    total.fused += inner.fused;
     for (const kind in inner.changes) total.changes[kind] = (total.changes[kind] || 0) + inner.changes[kind];
   }
   item.total = total;
@@ -158,7 +183,8 @@ function initiallyOpen(trees, budget) {
     let count = queue.length;
     const closed = (item) => item.children && item.children.length;
     for (;;) {
-      const candidates = queue.filter((item) => closed(item) && (open.has(item.key) || count + item.children.length - 1 <= budget));
+      const fits = (item) => count + item.children.length - 1 <= budget && (item.kind !== "part" || count < FEW_CHILDREN / 2);
+      const candidates = queue.filter((item) => closed(item) && (open.has(item.key) || fits(item)));
       if (!candidates.length) break;
       candidates.sort((a, b) => open.has(b.key) - open.has(a.key) || changed(b) - changed(a) || a.children.length - b.children.length);
       const item = candidates[0];
@@ -251,12 +277,14 @@ function overlay(before, after) {
       if (!merged) return;
       const own = node.change === "removed";
       if (own) Object.assign(merged, { in: [], controls: [] });
-      for (const [source, port] of node.in || []) if (own || old.nodes[source].change === "removed") merged.in.push([number[source], port]);
+      (node.in || []).forEach(([source, port], slot) => {
+        if (own || old.nodes[source].change === "removed") merged.in.push([number[source], port, slot]);
+      });
       for (const source of node.controls || []) if (own || old.nodes[source].change === "removed") merged.controls.push(number[source]);
       merged.in = merged.in.filter(([source]) => source !== undefined);
       merged.controls = merged.controls.filter((source) => source !== undefined);
     });
     return { ...graph, nodes };
   });
-  return { label: "before and after", costs: after.costs, graphs };
+  return { label: "before and after", costs: null, graphs };
 }
