@@ -360,4 +360,24 @@ def test_application(name):
     assert_same(converted(x), expected, units=256)
     reverted = layers.revert(converted)
     assert_same(reverted(x), expected)
-    assert [w.shape for w in reverted.weights] == [w.shape for w in model.weights]
+    for old, new in zip(model.weights, reverted.weights, strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_portable_export(tmp_path, run_python):
+    """What `revert` exports runs where tf_fused_ops is not installed."""
+    inputs = keras.Input((6, 6, 4))
+    x = keras.layers.Flatten()(_block(inputs, 4, True))
+    model = keras.Model(inputs, layers.FusedDense(3, activation=layers.gelu_tanh)(x))
+    converted = layers.convert(model)
+    layers.revert(converted).export(str(tmp_path / "saved"), verbose=False)
+    (x,) = values((2, 6, 6, 4))
+    np.save(tmp_path / "x.npy", x)
+    program = (
+        "import sys, numpy as np, tensorflow as tf\n"
+        "loaded = tf.saved_model.load(sys.argv[1] + '/saved')\n"
+        "np.save(sys.argv[1] + '/y.npy', loaded.serve(np.load(sys.argv[1] + '/x.npy')))\n"
+        "assert 'tf_fused_ops' not in sys.modules\n"
+    )
+    run_python(program, str(tmp_path))
+    assert_same(np.load(tmp_path / "y.npy"), converted(x).numpy(), units=256)

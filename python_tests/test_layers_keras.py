@@ -119,7 +119,7 @@ def test_weights_file(trained, tmp_path):
 
 
 def test_loading_needs_the_import(trained, tmp_path, run_python):
-    """Keras's message names the class; with the import the file loads, whatever the program."""
+    """Keras's message names class and package; with the import the file loads."""
     model, x = trained
     model.save(tmp_path / "model.keras")
     expected = float(np.sum(model(x)))
@@ -137,7 +137,9 @@ def test_loading_needs_the_import(trained, tmp_path, run_python):
         "except Exception as error:\n"
         "    print(error)\n"
     )
-    assert "tf_fused_ops" in run_python(without, str(tmp_path))
+    told = run_python(without, str(tmp_path))
+    assert "Could not locate class 'FusedConv2D'" in told
+    assert "tf_fused_ops>FusedConv2D" in told
 
 
 def test_export(trained, tmp_path, run_python):
