@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import settings
 
-from tf_fused_ops import _library
+from tf_fused_ops import _core, _library
 
 settings.register_profile("tests", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("tests")
@@ -22,17 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BEST_ISA = _library.isa()
 
 
-def _supported(name):
-    try:
-        _library.set_isa(name)
-    except ValueError:
-        return False
-    finally:
-        _library.set_isa(BEST_ISA)
-    return True
-
-
-ISAS = [name for name in ("portable", "avx2", "avx512") if _supported(name)]
+ISAS = _library.available_isas()
 
 
 @pytest.fixture(params=ISAS)
@@ -42,6 +32,15 @@ def isa(request):
     assert _library.isa() == request.param
     yield request.param
     _library.set_isa(BEST_ISA)
+
+
+@pytest.fixture(params=_core.available_isas())
+def core_isa(request):
+    """The same for the core that runs on NumPy arrays."""
+    best = _core.isa()
+    _core.set_isa(request.param)
+    yield request.param
+    _core.set_isa(best)
 
 
 @pytest.fixture(autouse=True)

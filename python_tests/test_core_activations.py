@@ -79,19 +79,11 @@ def _apply(name, z, dtype):
 SLOPE_FROM_VALUE = {"relu", "relu6", "elu", "leaky_relu", "sigmoid", "tanh"}
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", REFERENCE)
-def test_value_and_slope(name, dtype, isa):
-    if isa not in _core.available_isas():
-        pytest.skip(f"the processor lacks {isa}")
-    best = _core.isa()
-    _core.set_isa(isa)
-    try:
-        z = _arguments(dtype)
-        y, slope = _apply(name, z, dtype)
-    finally:
-        _core.set_isa(best)
+def test_value_and_slope(name, dtype, core_isa):
+    z = _arguments(dtype)
+    y, slope = _apply(name, z, dtype)
     value, derivative = REFERENCE[name]
     z = z.astype(np.float64)
     with np.errstate(over="ignore", under="ignore"):

@@ -1,17 +1,12 @@
 """The core's batch normalization on NumPy arrays: numbers, threads, layouts, instruction sets."""
 
-import ml_dtypes
+import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 import pytest
+from cases import DTYPES
 
 from tf_fused_ops import _core
 
-DTYPES = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float32": np.float32,
-    "float64": np.float64,
-}
 # Of values around 1: x, y and dx are rounded to the dtype, statistics to float32.
 TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 4e-6, "float64": 1e-11}
 EPSILON = 1e-3
@@ -33,19 +28,6 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(params=["portable", "avx2", "avx512"])
-def core_isa(request):
-    """Runs the test with every instruction set of the core that the processor has."""
-    best = _core.isa()
-    try:
-        if _core.set_isa(request.param) is False:
-            pytest.skip(f"the processor lacks {request.param}")
-    except ValueError:
-        pytest.skip(f"the processor lacks {request.param}")
-    yield request.param
-    _core.set_isa(best)
-
-
 def _column(v):
     return v[None, :, None]
 
@@ -59,7 +41,7 @@ class Case:
         channels = shape[1] if channels_first else shape[-1]
         wide = np.float64 if dtype == "float64" else np.float32
         self.x, self.side, self.dy = (
-            (random.normal(size=shape) + shift).astype(DTYPES[dtype]) for shift in (mean, 0, 0)
+            (random.normal(size=shape) + shift).astype(dtype) for shift in (mean, 0, 0)
         )
         self.scale, self.variance = (
             random.uniform(0.5, 1.5, channels).astype(wide) for _ in range(2)

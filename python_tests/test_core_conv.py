@@ -1,18 +1,13 @@
 """The contraction engine on NumPy arrays: numbers, threads, layouts, instruction sets."""
 
-import ml_dtypes
+import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 import pytest
+from cases import DTYPES
 from numpy.lib.stride_tricks import sliding_window_view
 
 from tf_fused_ops import _core
 
-DTYPES = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float32": np.float32,
-    "float64": np.float64,
-}
 # Of values around 1, which are rounded to the dtype once; sums are those of the accumulator.
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 3e-6, "float64": 1e-13}
 # batch, in_size, in_c, out_c, kernel, strides, dilations, pads (top, left, bottom, right)
@@ -31,17 +26,6 @@ CASES = [
     (1, (3, 3), 4, 5, (2, 2), (1, 1), (1, 1), (9, 9, 9, 9)),
     (2, (4, 4), 0, 5, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
 ]
-
-
-@pytest.fixture(params=["portable", "avx2", "avx512"])
-def core_isa(request):
-    """Runs the test with every instruction set of the core that the processor has."""
-    if request.param not in _core.available_isas():
-        pytest.skip(f"the processor lacks {request.param}")
-    best = _core.isa()
-    _core.set_isa(request.param)
-    yield request.param
-    _core.set_isa(best)
 
 
 class Case:
@@ -70,12 +54,12 @@ class Case:
         random = np.random.default_rng(seed)
 
         def normal(*shape):
-            return random.normal(size=shape).astype(DTYPES[dtype])
+            return random.normal(size=shape).astype(dtype)
 
         self.input = normal(batch, *in_size, in_c)
         scale = 1 / np.sqrt(max(kernel[0] * kernel[1] * in_c, 1))
         filters = random.normal(size=(*kernel, in_c, out_c)) * scale
-        self.filters = filters.astype(DTYPES[dtype])
+        self.filters = filters.astype(dtype)
         self.bias = normal(out_c)
         self.side, self.dy = (normal(batch, *self.out_size, out_c) for _ in range(2))
 
