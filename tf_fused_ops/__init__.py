@@ -25,11 +25,12 @@ __all__ = [
     "layers",
     "matmul_bias_act",
     "remap",
+    "viz",
 ]
 
 
 def __getattr__(name):
-    # Keras, and the check of its backend, only for those who use it.
-    if name == "layers":
-        return importlib.import_module("tf_fused_ops.layers")
+    # Keras with the check of its backend, and the drawing tools, only for those who use them.
+    if name in ("layers", "viz"):
+        return importlib.import_module(f"tf_fused_ops.{name}")
     raise AttributeError(f"module 'tf_fused_ops' has no attribute {name!r}")

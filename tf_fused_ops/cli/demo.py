@@ -5,7 +5,12 @@ from pathlib import Path
 
 from tf_fused_ops.cli.errors import UsageError
 
-_NEEDED = {"matplotlib": "matplotlib", "rich": "rich", "sklearn": "scikit-learn"}
+_NEEDED = {
+    "matplotlib": "matplotlib",
+    "py_mini_racer": "mini-racer",
+    "rich": "rich",
+    "sklearn": "scikit-learn",
+}
 
 
 def add_parser(subparsers):

@@ -1,8 +1,8 @@
-"""What a traced function's graph consists of, for counting and for drawing."""
+"""What a traced function's graph consists of."""
 
 from collections import Counter
 
-# Bookkeeping that computes nothing; left out so that the computation can be seen.
+# Bookkeeping that computes nothing.
 _PLUMBING = frozenset(
     ["Const", "Identity", "NoOp", "Placeholder", "ReadVariableOp", "AssignVariableOp", "Shape"]
 )
@@ -19,42 +19,6 @@ def short_name(op_type):
     return op_type.removeprefix(_NAMESPACE)
 
 
-def _in_order(graph):
-    """Yields every op after those it reads; the graph lists fused ops last."""
-    done = set()
-    for root in graph.get_operations():
-        stack = [root]
-        while stack:
-            op = stack[-1]
-            waiting = [tensor.op for tensor in op.inputs if tensor.op not in done]
-            if waiting:
-                stack.extend(waiting)
-                continue
-            stack.pop()
-            if op not in done:
-                done.add(op)
-                yield op
-
-
-def computing_nodes(concrete_function):
-    """Returns {node name: (op type, names of the computing nodes it reads)}, inputs first.
-
-    Bookkeeping nodes are left out and the edges that run through them are joined.
-    """
-    sources = {}
-    nodes = {}
-    for op in _in_order(concrete_function.graph):
-        read = []
-        for tensor in op.inputs:
-            read.extend(name for name in sources[tensor.op.name] if name not in read)
-        if op.type in _PLUMBING:
-            sources[op.name] = read
-        else:
-            sources[op.name] = [op.name]
-            nodes[op.name] = (op.type, read)
-    return nodes
-
-
 def fused_chains(function):
     """Returns a Counter of what the last trace of a `tf_fused_ops.function` fused, in words."""
     chains = Counter()
@@ -65,5 +29,6 @@ def fused_chains(function):
 
 
 def op_counts(concrete_function):
-    """Returns a Counter of the op types of the computing nodes."""
-    return Counter(op_type for op_type, _ in computing_nodes(concrete_function).values())
+    """Returns a Counter of the op types of the nodes that compute."""
+    types = (op.type for op in concrete_function.graph.get_operations())
+    return Counter(op_type for op_type in types if op_type not in _PLUMBING)

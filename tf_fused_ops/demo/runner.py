@@ -145,9 +145,15 @@ class Demo:
                 f"test accuracy with {name} is at least {MINIMUM_ACCURACY:.0%}: {share:.2%}",
                 share >= MINIMUM_ACCURACY,
             )
-        self._draw("loss_curves.png", pictures.draw_losses, *curves)
-        before, after = (part.predict.get_concrete_function(images) for part in (stock, fused))
-        self._draw("graph_before_after.png", pictures.draw_graphs, before, after)
+        losses = self.folder / "loss_curves.png"
+        pictures.draw_losses(*curves, losses)
+        self.console.print(f"  picture: {losses}")
+        for path, function, inputs in (
+            (self.folder / "training_step.html", stock.train_step, [images, labels]),
+            (self.folder / "prediction.svg", stock.predict, [images]),
+        ):
+            tf_fused_ops.viz.draw(function, path, inputs=inputs)
+            self.console.print(f"  picture of the graph before and after: {path}")
 
     def _time_steps(self, stock, fused, data, progress):
         """Returns the median seconds of a training step of each; trains on, so it comes last."""
@@ -193,8 +199,3 @@ class Demo:
             f"the outputs agree within {LOGITS_TOLERANCE:g} of the greatest: {difference:.1e}",
             difference <= LOGITS_TOLERANCE,
         )
-
-    def _draw(self, name, draw, first, second):
-        path = self.folder / name
-        draw(first, second, path)
-        self.console.print(f"  picture: {path}")
