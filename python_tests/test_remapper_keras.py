@@ -3,7 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
-from remapping import assert_same, gradient_count, rule_counts, values
+from remapping import assert_same, gradient_count, op_counts, rule_counts, values
 
 from tf_fused_ops.function import function
 
@@ -79,3 +79,56 @@ def test_small_network():
         "matmul_bias": 1,
     }
     assert gradient_count(compiled) == 4
+
+
+# Architecture -> the fusions of a train step of unknown batch. Batch normalization is fused whole.
+ARCHITECTURES = {
+    "ResNet50": {
+        "conv2d_bias": 53,
+        "moments_batch_norm": 4,
+        "moments_batch_norm_relu": 33,
+        "moments_batch_norm_add_relu": 16,
+        "matmul_bias": 1,
+    },
+}
+
+
+@pytest.fixture
+def float64():
+    """Keras in double precision: training amplifies rounding, so float32 would hide mistakes."""
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architecture(name, float64):
+    """A train step: loss, gradients and moving averages of stock, and a stated count of fusions."""
+    keras.utils.set_random_seed(0)
+    build = getattr(keras.applications, name)
+    model = build(weights=None, input_shape=(32, 32, 3), classes=10)
+    (x,) = values((4, 32, 32, 3), dtype="float64")
+    labels = tf.constant([1, 2, 3, 4])
+
+    def step(x, labels):
+        with tf.GradientTape() as tape:
+            probabilities = model(x, training=True)
+            losses = keras.losses.sparse_categorical_crossentropy(labels, probabilities)
+            loss = tf.reduce_mean(losses)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    signature = [tf.TensorSpec([None, 32, 32, 3], tf.float64), tf.TensorSpec([None], tf.int32)]
+    start = model.get_weights()
+    results = []
+    for decorate in (tf.function, function):
+        model.set_weights(start)
+        compiled = decorate(step, input_signature=signature)
+        loss, gradients = compiled(x, labels)
+        results.append([loss, *gradients, *map(tf.convert_to_tensor, model.get_weights())])
+    assert rule_counts(compiled) == ARCHITECTURES[name]
+    assert gradient_count(compiled) == sum(ARCHITECTURES[name].values())
+    counts = op_counts(compiled.get_concrete_function())
+    assert not counts.keys() & {"Rsqrt", "RsqrtGrad", "Conv2D", "Conv2DBackpropFilter", "Relu"}
+    largest = max(float(tf.norm(value)) for value in results[0])
+    for found, expected in zip(*reversed(results), strict=True):
+        assert float(tf.norm(found - expected)) <= 1e-6 * largest

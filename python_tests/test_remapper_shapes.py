@@ -66,6 +66,8 @@ def test_unrelated_sizes_are_refused():
         (lambda x, y: tf.nn.silu(x), True),
         (lambda x, y: tf.add_n([x, x]), True),
         (lambda x, y: tf.nn.max_pool2d(x, 1, 1, "SAME"), True),
+        (lambda x, y: tf.pad(x, [[0, 0], [1, 1], [0, 0], [0, 0]]), False),
+        (lambda x, y: tf.pad(x, [[0, 0]] * 4), True),
         (lambda x, y: y, False),
         (lambda x, y: x + y, False),
         (lambda x, y: tf.nn.max_pool2d(x, 2, 2, "SAME"), False),
@@ -87,3 +89,12 @@ def test_dimension_of_a_product(transposed):
         a = tf.compat.v1.placeholder(tf.float32, [None, 3] if not transposed else [3, None])
         product = tf.matmul(a, tf.ones([3, 5]), transpose_a=transposed)
         assert shapes.dimension(product, 0) == shapes.dimension(a, int(transposed))
+
+
+def test_dimensions_of_a_concatenation():
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, None])
+        joined = tf.concat([x, tf.nn.relu(x)], 1)
+        assert shapes.dimension(joined, 0) == shapes.dimension(x, 0)
+        assert shapes.dimension(joined, 1) != shapes.dimension(x, 1)

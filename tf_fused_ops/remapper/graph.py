@@ -148,9 +148,8 @@ class GraphView:
         """Returns the ops that nothing needs any more, consumers first."""
         ops = self.graph.get_operations()
         live = _live_ops(ops, outputs)
-        return [
-            op for op in reversed(_topological(ops)) if op not in live and op.type != "Placeholder"
-        ]
+        dead = {op: None for op in ops if op not in live and op.type != "Placeholder"}
+        return _topological(dead)[::-1]
 
     def redirect(self, old, new):
         """Makes all consumers of one tensor, and the graph's outputs, use another."""
@@ -207,8 +206,10 @@ def _live_ops(ops, outputs):
 
 
 def _topological(ops):
-    """Sorts ops so that inputs come first."""
-    order, seen = [], set()
+    """Sorts ops so that those which others read come first."""
+    if _is_topological(ops):
+        return list(ops)
+    order, inside, seen = [], set(ops), set()
     for root in ops:
         stack = [(root, False)]
         while stack:
@@ -218,6 +219,20 @@ def _topological(ops):
             elif op not in seen:
                 seen.add(op)
                 stack.append((op, True))
-                stack.extend((tensor.op, False) for tensor in op.inputs if tensor.op not in seen)
-                stack.extend((other, False) for other in op.control_inputs if other not in seen)
+                before = [tensor.op for tensor in op.inputs] + op.control_inputs
+                stack.extend(
+                    (other, False) for other in before if other in inside and other not in seen
+                )
     return order
+
+
+def _is_topological(ops):
+    """Returns whether ops are sorted already, as those of a graph usually are."""
+    later = set(ops)
+    for op in ops:
+        later.discard(op)
+        if any(tensor.op in later for tensor in op.inputs):
+            return False
+        if any(other in later for other in op.control_inputs):
+            return False
+    return True

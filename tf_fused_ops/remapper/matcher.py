@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_fused_ops.remapper.graph import GRADIENT
-from tf_fused_ops.remapper.pattern import Literal, Operand, Parameter, Port
+from tf_fused_ops.remapper.pattern import Literal, Operand, Port
 
 _MAX_ULP = 2
 # Beyond this many inputs a commutative op (AddN) is matched in the order given.
@@ -80,7 +80,7 @@ class Matcher:
             A Binding or None.
         """
         todo = self._pattern.ancestors(names)
-        return self._best(self._bind(Binding(), self._pattern.anchor, op, [], todo))
+        return self._best(self._solve_any(Binding(), [(self._pattern.anchor, op)], [], todo))
 
     def resume(self, binding, names):
         """Adds the nodes that the named outputs need to a binding of the pattern's first nodes.
@@ -108,7 +108,7 @@ class Matcher:
         """
         todo = self._pattern.ancestors([name]) - binding.nodes.keys()
         known = set(binding.nodes)
-        for found in self._solve(binding, [], todo):
+        for found in self._solve(binding.copy(), [], todo):
             if not any(op in excluded for node, op in found.nodes.items() if node not in known):
                 return found
         return None
@@ -122,59 +122,98 @@ class Matcher:
         return near_miss
 
     def _solve(self, binding, agenda, todo):
-        """Yields bindings that satisfy the (value, tensor) pairs and bind the nodes in todo."""
-        agenda = list(agenda)
-        while agenda:
-            value, tensor = agenda.pop()
-            if isinstance(value, Operand):
-                if binding.operands.setdefault(value.name, tensor) is not tensor:
-                    return
-            elif isinstance(value, Literal):
-                if not self._unify_literal(binding, value, tensor):
-                    return
-            elif isinstance(value, Parameter):
-                if not self._unify_parameter(binding, value, tensor):
-                    return
-            elif tensor.value_index != value.port:
-                return
-            elif value.node in binding.nodes:
-                if binding.nodes[value.node] is not tensor.op:
+        """Yields bindings that satisfy the (value, tensor) pairs and bind the nodes in todo.
+
+        Args:
+            binding: A Binding that is changed.
+            agenda: A list that is changed.
+            todo: A set of pattern nodes.
+        """
+        while True:
+            while agenda:
+                value, tensor = agenda.pop()
+                if isinstance(value, Port) and value.node not in binding.nodes:
+                    if tensor.value_index != value.port:
+                        return
+                    choices = [(value.node, tensor.op)]
+                    break
+                if not self._unify(binding, value, tensor):
                     return
             else:
-                yield from self._bind(binding, value.node, tensor.op, agenda, todo)
+                missing = todo - binding.nodes.keys()
+                if not missing:
+                    yield binding
+                    return
+                choices = self._reachable(binding, missing)
+            steps = [step for node, op in choices for step in self._steps(binding, node, op)]
+            if len(steps) != 1:
+                yield from self._branch(binding, steps, agenda, todo)
                 return
-        missing = [node for node in todo if node not in binding.nodes]
-        if not missing:
-            yield binding
-            return
-        for node, op in self._reachable(binding, missing):
-            yield from self._bind(binding, node, op, [], todo)
+            if not self._take(binding, steps[0], agenda):
+                return
 
-    def _bind(self, binding, node, op, agenda, todo):
-        """Yields bindings in which a pattern node stands for an op."""
+    def _solve_any(self, binding, choices, agenda, todo):
+        """Yields what `_solve` does, with one of the (node, op) pairs bound first."""
+        steps = [step for node, op in choices for step in self._steps(binding, node, op)]
+        return self._branch(binding, steps, agenda, todo)
+
+    def _branch(self, binding, steps, agenda, todo):
+        """Yields the bindings to which any of the steps leads."""
+        for step in steps:
+            found, rest = binding.copy(), list(agenda)
+            if self._take(found, step, rest):
+                yield from self._solve(found, rest, todo)
+
+    def _steps(self, binding, node, op):
+        """Returns the ways in which a pattern node may stand for an op: (node, op, order)."""
         wanted = self._pattern.nodes[node]
         if wanted.type != op.type or not _fits(wanted, op):
-            return
-        binding = binding.copy()
+            return []
+        inputs = op.inputs
+        return [
+            (node, op, order)
+            for order in _orders(wanted, op)
+            if all(
+                self._plausible(binding, value, inputs[i])
+                for value, i in zip(wanted.inputs, order, strict=True)
+            )
+        ]
+
+    def _take(self, binding, step, agenda):
+        """Lets a pattern node stand for an op; returns whether its attributes allow it."""
+        node, op, order = step
+        wanted = self._pattern.nodes[node]
         difference = self._difference(wanted, op)
         if difference and not self._tolerate(binding, difference):
-            return
+            return False
         binding.nodes[node] = op
-        for order in _orders(wanted, op):
-            inputs = [op.inputs[i] for i in order]
-            pairs = [*agenda, *zip(wanted.inputs, inputs, strict=True)]
-            if all(self._plausible(value, tensor) for value, tensor in pairs):
-                found = binding.copy()
-                if wanted.open:
-                    rest = (t for i, t in enumerate(op.inputs) if i not in order)
-                    found.spare[node] = tuple(rest)
-                yield from self._solve(found, pairs, todo)
+        inputs = op.inputs
+        agenda += [(value, inputs[i]) for value, i in zip(wanted.inputs, order, strict=True)]
+        if wanted.open:
+            rest = (tensor for i, tensor in enumerate(inputs) if i not in order)
+            binding.spare[node] = tuple(rest)
+        return True
 
-    def _plausible(self, value, tensor):
+    def _unify(self, binding, value, tensor):
+        """Returns whether a pattern value, not an unbound node's, may stand for a tensor."""
+        if isinstance(value, Operand):
+            return binding.operands.setdefault(value.name, tensor) is tensor
+        if isinstance(value, Port):
+            return binding.nodes[value.node] is tensor.op and tensor.value_index == value.port
+        if isinstance(value, Literal):
+            return self._unify_literal(binding, value, tensor)
+        return self._unify_parameter(binding, value, tensor)
+
+    def _plausible(self, binding, value, tensor):
         """Looks one op ahead, so that most wrong orders of commutative inputs are never entered."""
         if isinstance(value, Port):
-            return tensor.op.type == self._pattern.nodes[value.node].type
-        return isinstance(value, Operand) or tensor.op.type == "Const"
+            op = binding.nodes.get(value.node)
+            if op is None:
+                return tensor.op.type == self._pattern.nodes[value.node].type
+            return op is tensor.op and tensor.value_index == value.port
+        if isinstance(value, Operand):
+            return binding.operands.get(value.name, tensor) is tensor
+        return tensor.op.type == "Const"
 
     def _reachable(self, binding, missing):
         """Yields the candidates for the missing node that has the fewest."""
@@ -194,7 +233,7 @@ class Matcher:
                 if len(choice) < 2:
                     return choice
                 choices.append(choice)
-        return dict.fromkeys(min(choices, key=len, default=()))
+        return list(dict.fromkeys(min(choices, key=len, default=())))
 
     def _tensor(self, binding, value):
         if isinstance(value, Operand):

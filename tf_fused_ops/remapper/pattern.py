@@ -6,6 +6,7 @@ whatever this TensorFlow emits.
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 import tensorflow as tf
@@ -83,16 +84,16 @@ class Pattern:
 
     def ancestors(self, names):
         """Returns the indices of all nodes that the named outputs need."""
-        needed = set()
-        stack = [self.outputs[name].node for name in names]
-        while stack:
-            node = stack.pop()
-            if node not in needed:
-                needed.add(node)
-                stack.extend(
-                    value.node for value in self.nodes[node].inputs if isinstance(value, Port)
-                )
-        return needed
+        return frozenset().union(*(self._ancestors[self.outputs[name].node] for name in names))
+
+    @functools.cached_property
+    def _ancestors(self):
+        """Node -> itself and all nodes it needs."""
+        found = []
+        for index, node in enumerate(self.nodes):
+            inputs = (found[value.node] for value in node.inputs if isinstance(value, Port))
+            found.append(frozenset([index]).union(*inputs))
+        return found
 
 
 def trace(function, specs, anchor, free=(), parameters=None):

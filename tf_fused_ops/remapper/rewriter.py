@@ -8,6 +8,7 @@ nothing against it; what it finds goes into the report.
 import contextlib
 import dataclasses
 import fnmatch
+import gc
 import time
 
 import tensorflow as tf
@@ -52,9 +53,22 @@ def remap_graph(graph, outputs, options=None, name=None):
     """
     start = time.perf_counter()
     rewriter = _Rewriter(graph, outputs, options or RemapOptions(), name or graph.name)
-    rewriter.run()
+    with _without_garbage_collection():
+        rewriter.run()
     rewriter.report.seconds = time.perf_counter() - start
     return rewriter.outputs, rewriter.report
+
+
+@contextlib.contextmanager
+def _without_garbage_collection():
+    """Matching makes many short-lived objects beside a large graph, and none of them is a cycle."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Rewriter:

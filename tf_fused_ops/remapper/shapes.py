@@ -4,6 +4,8 @@
 expression over the axes of other tensors. Equal names mean equal sizes at run time.
 """
 
+from tensorflow.python.framework import tensor_util
+
 _SAME_SHAPE = frozenset(
     {
         "Identity",
@@ -24,7 +26,10 @@ _SAME_SHAPE = frozenset(
 )
 _ELEMENTWISE = frozenset({"Add", "AddV2", "Mul", "Sub"})
 _PRODUCT = frozenset({"MatMul", "TfFusedOps>MatMulBiasAct"})
-_WINDOWED = frozenset({"Conv2D", "MaxPool", "AvgPool", "TfFusedOps>Conv2DBiasAct"})
+_WINDOWED = frozenset(
+    {"Conv2D", "DepthwiseConv2dNative", "MaxPool", "AvgPool", "TfFusedOps>Conv2DBiasAct"}
+)
+_PADDING = frozenset({"Pad", "PadV2", "MirrorPad"})
 _WINDOW_ATTRS = ("strides", "padding", "explicit_paddings", "dilations", "ksize", "data_format")
 # How far to look back; chains of shape-preserving ops between two axes are short.
 _MAX_DEPTH = 200
@@ -79,6 +84,16 @@ class _Namer:
         if op.type in _PRODUCT and axis < tensor.shape.rank - 1:
             inner = axis == tensor.shape.rank - 2 and op.get_attr("transpose_a")
             return self.name(op.inputs[0], axis + inner, depth)
+        if op.type in _PADDING:
+            paddings = tensor_util.constant_value(op.inputs[1])
+            unpadded = paddings is not None and not paddings[axis].any()
+            return self.name(op.inputs[0], axis, depth) if unpadded else None
+        if op.type == "ConcatV2":
+            joined = tensor_util.constant_value(op.inputs[-1])
+            other = joined is not None and joined % tensor.shape.rank != axis
+            return (
+                self._broadcast(op.inputs[:-1], axis, tensor.shape.rank, depth) if other else None
+            )
         if op.type in _WINDOWED:
             return self._windowed(op, axis, depth)
         return None
