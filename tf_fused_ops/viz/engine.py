@@ -6,7 +6,7 @@ import json
 from tf_fused_ops.viz.errors import VizError, sentence
 
 SCRIPTS = ("vendor/dagre.min.js", "page/view.js", "page/picture.js")
-_BUDGET = 60  # items that a static picture shows at most, if scopes can be kept closed
+_BUDGET = 30  # items that a static picture shows at most, if scopes can be kept closed
 _SHAPES_BELOW = 24  # a picture of so few items has room for the tensors' shapes
 
 

@@ -7,6 +7,7 @@
 const MOST_CHILDREN = 80;
 const FEW_CHILDREN = 25;
 const SERIES = 8;
+const SMALL_SCOPE = 6;
 const MOST_WAITED = 8;
 const MOST_ITEMS = 60000;
 
@@ -89,31 +90,39 @@ function condense(tree, item) {
   }
 }
 
-// Gathers what differs in a number only (AddN, AddN_1, AddN_2, ...) in a scope with many children.
+// Gathers ops and small scopes that differ in a number only (AddN, AddN_1, AddN_2, ...) in a scope with many children.
 function gather(tree, item) {
   const series = new Map();
   for (const child of item.children) {
-    const name = child.kind === "node" ? `${child.node.op} ${child.label.replace(/_?\d+$/, "")}` : null;
-    if (name !== null) series.set(name, [...(series.get(name) || []), child]);
+    const label = child.label.replace(/_?\d+$/, "");
+    const kind = child.kind === "node" ? child.node.op.split(">").pop() : "scope";
+    if (kind === "scope" && size(child) > SMALL_SCOPE) continue;
+    const key = `${kind} ${label}`;
+    series.set(key, [...(series.get(key) || []), child]);
   }
   for (const [name, members] of series) {
     if (members.length < SERIES) continue;
-    const [op, label] = name.split(" ");
-    const key = `${item.key}#${label}/`;
-    const part = newItem(tree, { key, label: `${op.split(">").pop()} × ${members.length}`, kind: "part", parent: item, children: members });
+    const [kind, label] = name.split(" ");
+    const part = newItem(tree, { key: `${item.key}#${name}/`, label: `${kind === "scope" ? label : kind} × ${members.length}`, kind: "part", parent: item, children: members });
     for (const member of members) member.parent = part;
     item.children = [...item.children.filter((child) => child.parent === item), part];
   }
 }
 
+function size(item) {
+  let count = 0;
+  descend(item, () => { count += 1; });
+  return count;
+}
+
 // Parts the children of an item into runs in the order of the data flow.
 function divide(tree, item) {
   const order = flowOrder(tree, item);
-  const size = Math.max(Math.ceil(Math.sqrt(order.length)), Math.ceil(order.length / MOST_CHILDREN));
+  const length = Math.max(Math.ceil(Math.sqrt(order.length)), Math.ceil(order.length / MOST_CHILDREN));
   const parts = [];
   const name = item.kind === "part" || !item.label ? "" : `${item.label} `;
-  for (let start = 0; start < order.length; start += size) {
-    const members = order.slice(start, start + size);
+  for (let start = 0; start < order.length; start += length) {
+    const members = order.slice(start, start + length);
     const end = start + members.length;
     const part = newItem(tree, { key: `${item.key}#${start + 1}-${end}/`, label: `${name}${start + 1}–${end}`, kind: "part", parent: item, children: members });
     for (const member of members) member.parent = part;
