@@ -12,7 +12,7 @@ from sklearn.model_selection import train_test_split
 
 import tf_fused_ops as tfo
 
-EPOCHS = 6
+EPOCHS = 4
 
 
 def residual(x, filters):

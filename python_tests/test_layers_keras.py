@@ -118,42 +118,36 @@ def test_weights_file(trained, tmp_path):
     assert_same(other(x), model(x))
 
 
-def test_loading_needs_the_import(trained, tmp_path, run_python):
-    """Keras's message names class and package; with the import the file loads."""
+def test_loading_in_another_program(trained, tmp_path, run_python):
+    """Without the import Keras names the class; with it, files and SavedModels load as they are."""
     model, x = trained
     model.save(tmp_path / "model.keras")
-    expected = float(np.sum(model(x)))
-    np.save(tmp_path / "x.npy", x)
-    program = (
-        "import sys, keras, numpy as np, tf_fused_ops.layers\n"
-        "model = keras.saving.load_model(sys.argv[1] + '/model.keras')\n"
-        "print(float(np.sum(model(np.load(sys.argv[1] + '/x.npy')))))\n"
-    )
-    np.testing.assert_allclose(float(run_python(program, str(tmp_path))), expected, rtol=1e-5)
-    without = (
-        "import sys, keras\n"
-        "try:\n"
-        "    keras.saving.load_model(sys.argv[1] + '/model.keras')\n"
-        "except Exception as error:\n"
-        "    print(error)\n"
-    )
-    told = run_python(without, str(tmp_path))
-    assert "Could not locate class 'FusedConv2D'" in told
-    assert "tf_fused_ops>FusedConv2D" in told
-
-
-def test_export(trained, tmp_path, run_python):
-    """A SavedModel runs in a process that has only loaded the op library."""
-    model, x = trained
     model.export(str(tmp_path / "saved"), verbose=False)
     np.save(tmp_path / "x.npy", x)
+    program = """
+import sys, keras, numpy as np, tensorflow as tf
+folder = sys.argv[1]
+try:
+    keras.saving.load_model(folder + "/model.keras")
+except Exception as error:
+    print(error)
+import tf_fused_ops.layers
+model = keras.saving.load_model(folder + "/model.keras")
+loaded = tf.saved_model.load(folder + "/saved")
+x = np.load(folder + "/x.npy")
+np.savez(folder + "/y.npz", keras=model(x), saved=loaded.serve(x))
+"""
+    told = run_python(program, str(tmp_path))
+    assert "Could not locate class 'FusedConv2D'" in told
+    assert "tf_fused_ops>FusedConv2D" in told
+    results = np.load(tmp_path / "y.npz")
+    assert_same(results["keras"], model(x).numpy())
+    assert_same(results["saved"], model(x).numpy())
+
+
+def test_export_keeps_the_fused_ops(trained, tmp_path):
+    model, x = trained
+    model.export(str(tmp_path / "saved"), verbose=False)
     loaded = tf.saved_model.load(tmp_path / "saved")
     assert op_counts(loaded.signatures["serving_default"])["TfFusedOps>Conv2DBiasAct"] == 2
-    program = (
-        "import sys, numpy as np, tensorflow as tf, tf_fused_ops\n"
-        "loaded = tf.saved_model.load(sys.argv[1] + '/saved')\n"
-        "y = loaded.serve(np.load(sys.argv[1] + '/x.npy'))\n"
-        "np.save(sys.argv[1] + '/y.npy', y)\n"
-    )
-    run_python(program, str(tmp_path))
-    assert_same(np.load(tmp_path / "y.npy"), model(x).numpy())
+    assert_same(loaded.serve(x), model(x))
