@@ -3,7 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
-from remapping import assert_same, gradient_count, op_counts, rule_counts, values
+from remapping import assert_same, check, gradient_count, op_counts, reasons, rule_counts, values
 
 from tf_fused_ops.function import function
 
@@ -132,3 +132,57 @@ def test_architecture(name, float64):
     largest = max(float(tf.norm(value)) for value in results[0])
     for found, expected in zip(*reversed(results), strict=True):
         assert float(tf.norm(found - expected)) <= 1e-6 * largest
+
+
+DENSE = {
+    "rank_3": ((2, 3, 6), (2, 3, 6)),
+    "rank_4": ((2, 3, 4, 6), (2, 3, 4, 6)),
+    "unknown_batch": ((2, 3, 6), (None, 3, 6)),
+    "unknown_time": ((2, 3, 6), (None, None, 6)),
+    "batch_of_one": ((1, 3, 6), (1, 3, 6)),
+    "equal_sizes": ((6, 6, 6), (6, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("name", DENSE)
+def test_dense_of_higher_rank(name, residual):
+    """What Keras makes of a dense layer on sequences: tensordot, in static and dynamic form."""
+    shape, known = DENSE[name]
+    layer = keras.layers.Dense(6)
+    layer.build(shape)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x) + x if residual else layer(x)
+            loss = tf.reduce_sum(keras.activations.gelu(y) ** 2)
+        return loss, tape.gradient(loss, [x, *layer.trainable_variables])
+
+    signature = [tf.TensorSpec(known)]
+    compiled = function(step, input_signature=signature)
+    args = values(shape)
+    assert_same(compiled(*args), tf.function(step, input_signature=signature)(*args), units=256)
+    rule = "dense_bias_add_gelu_erf" if residual else "dense_bias_gelu_erf"
+    assert (rule_counts(compiled), gradient_count(compiled)) == ({rule: 1}, 1)
+    assert "MatMul" not in op_counts(compiled.get_concrete_function())
+
+
+def test_dense_of_higher_rank_with_broadcast_side_input():
+    layer = keras.layers.Dense(6)
+    layer.build((2, 3, 6))
+
+    def forward(x, side):
+        return tf.nn.relu(layer(x) + side)
+
+    compiled = check(forward, values((2, 3, 6), (2, 1, 6)), {"dense_bias": 1})
+    assert "may broadcast" in reasons(compiled)["dense_bias_add_relu"]
+
+
+def test_product_in_another_layout():
+    """A tensordot over another axis is not a dense layer."""
+
+    def forward(x, w, b):
+        return tf.nn.relu(tf.nn.bias_add(tf.tensordot(x, w, [[1], [0]]), b))
+
+    check(forward, values((2, 3, 6), (3, 5), (5,)), {})

@@ -11,12 +11,15 @@ from tf_fused_ops.remapper import rules
 
 CONV = [(2, 6, 5, 3), (3, 3, 3, 4), (4,)]
 MATMUL = [(6, 7), (7, 5), (5,)]
+DENSE = [(2, 3, 7), (7, 5), (5,)]
 BATCH_NORM = [(4, 5, 3, 6), (6,), (6,), (6,), (6,)]
 SHAPES = {
     "conv2d_bias": CONV,
     "conv2d_bias_add": [*CONV, (2, 6, 5, 4)],
     "matmul_bias": MATMUL,
     "matmul_bias_add": [*MATMUL, (6, 5)],
+    "dense_bias": DENSE,
+    "dense_bias_add": [*DENSE, (2, 3, 5)],
     "batch_norm": BATCH_NORM,
     "batch_norm_add": [*BATCH_NORM, (4, 5, 3, 6)],
     "moments_batch_norm": BATCH_NORM[:3],

@@ -5,6 +5,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tf_fused_ops._library import ops
+from tf_fused_ops.remapper import shapes
 from tf_fused_ops.remapper.rule import AddSideInput, Fused, Rule
 
 
@@ -154,3 +155,59 @@ class MatMulBiasAddAct(_AddAct, MatMulBiasAct):
     family = "matmul_bias_add"
     operands: ClassVar = MatMulBiasAct.operands | {"side_input": (2,)}
     differentiable = (*MatMulBiasAct.differentiable, "side_input")
+
+
+class DenseBiasAct(MatMulBiasAct):
+    """act(bias_add(tensordot(a, b), bias)): a dense layer on rank > 2.
+
+    Variants, by attribute:
+        a_shape, b_shape: The static shapes; what tensordot emits depends on them.
+    """
+
+    family = "dense_bias"
+    operands: ClassVar = {"a": (3, 4, 5, 6), "b": (2,), "bias": (1,)}
+    captured: ClassVar = {}
+    scalable = True
+
+    def variants(self, view, anchor):
+        flat, b = anchor.inputs
+        if flat.op.type != "Reshape" or b.shape.rank != 2:
+            return
+        a = flat.op.inputs[0]
+        if a.op.type == "Transpose":
+            a = a.op.inputs[0]
+        if a.shape.rank in self.operands["a"] and a.shape[-1:].is_compatible_with(b.shape[:1]):
+            yield {"a_shape": a.shape.as_list(), "b_shape": b.shape.as_list()}
+
+    def operand_shape(self, name, attrs):
+        return attrs.get(f"{name}_shape", super().operand_shape(name, attrs))
+
+    def scale(self, attrs, sizes):
+        scaled = {
+            name: [sizes.get(size, size) for size in attrs[name]] for name in ("a_shape", "b_shape")
+        }
+        return attrs | scaled
+
+    def linear(self, attrs, a, b, bias):
+        return tf.raw_ops.BiasAdd(value=tf.tensordot(a, b, 1), bias=bias)
+
+
+class DenseBiasAddAct(_AddAct, DenseBiasAct):
+    """act(bias_add(tensordot(a, b), bias) + side_input)."""
+
+    family = "dense_bias_add"
+    operands: ClassVar = DenseBiasAct.operands | {"side_input": (3, 4, 5, 6)}
+    differentiable = (*DenseBiasAct.differentiable, "side_input")
+
+    def operand_shape(self, name, attrs):
+        if name == "side_input":
+            return [*attrs["a_shape"][:-1], attrs["b_shape"][1]]
+        return super().operand_shape(name, attrs)
+
+    def check(self, match):
+        a, b, side = (match.operands[name] for name in ("a", "b", "side_input"))
+        rank = a.shape.rank
+        sizes = [*(shapes.dimension(a, axis) for axis in range(rank - 1)), b.shape[1]]
+        if side.shape.rank != rank or sizes != [shapes.dimension(side, i) for i in range(rank)]:
+            return f"{side.name} of shape {side.shape} may broadcast to the product with {a.name}"
+        return None

@@ -16,6 +16,8 @@ _CHAINS = {
     contraction.Conv2DBiasAddAct: contraction.Conv2DBiasAct,
     contraction.MatMulBiasAct: contraction.MatMulBiasAct,
     contraction.MatMulBiasAddAct: contraction.MatMulBiasAct,
+    contraction.DenseBiasAct: contraction.DenseBiasAct,
+    contraction.DenseBiasAddAct: contraction.DenseBiasAct,
     batch_norm.BatchNormAct: batch_norm.BatchNormAct,
     batch_norm.BatchNormAddAct: batch_norm.BatchNormAct,
     moments.MomentsBatchNormAct: moments.MomentsBatchNormAct,
