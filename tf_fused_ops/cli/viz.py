@@ -52,7 +52,9 @@ def add_parser(subparsers):
         help="in an .svg, what to write next to the ops: shapes,devices,layouts",
     )
     parser.add_argument(
-        "--constants", action="store_true", help="in an .svg, show unchanged constants too"
+        "--constants",
+        action="store_true",
+        help="in an .svg, show unchanged constants and handles of variables too",
     )
     return parser
 
@@ -100,10 +102,15 @@ def _split(text):
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def _bytes(total):
+    unknown = f" (and {total.unknown} tensors of unknown shape)" if total.unknown else ""
+    return f"{total.bytes}{unknown}"
+
+
 def _summary(comparison):
     before, after = comparison.costs()
     yield f"ops             {before.ops} -> {after.ops}"
     yield f"kernels         {before.kernels} -> {after.kernels}"
-    yield f"bytes between   {before.bytes} -> {after.bytes}"
+    yield f"bytes between   {_bytes(before)} -> {_bytes(after)}"
     yield ", ".join(f"{count} {kind}" for kind, count in comparison.counts().items())
     yield f"fused chains    {len(comparison.regions)}"

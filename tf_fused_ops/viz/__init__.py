@@ -54,7 +54,7 @@ def draw(
             files), if the path does not say it.
         expand: For .svg, which scopes are open: None as many as fit, "all", or a sequence of names.
         details: For .svg, what to write next to the ops: "shapes", "devices", "layouts".
-        constants: For .svg, whether to show unchanged constants too.
+        constants: For .svg, whether to show unchanged constants and handles of variables too.
 
     Returns:
         A `Comparison`: the programs, what differs, what was fused, and what they cost.

@@ -12,6 +12,7 @@ from tf_fused_ops.viz import diff, model, runtime
 from tf_fused_ops.viz.errors import VizError, sentence
 
 OURS = "tf_fused_ops"
+_RENAMED = "_fused"  # what the remapper appends to the names of functions that it rewrites
 
 # Grappler's names, and what people call them. "autoparallel" is left out: it ends the process.
 GRAPPLER = {
@@ -112,8 +113,7 @@ def _reported(reports, after, lines):
     """Makes Regions of the remapper's reports."""
     for report in reports:
         name = "" if report is reports[-1] else report.graph
-        # The remapper renames the functions that it rewrites.
-        new_name = name if name in after.functions or not name else f"{name}_fused"
+        new_name = name if name in after.functions or not name else name + _RENAMED
         for fusion in report.fused:
             first = next((lines[name, n] for n in fusion.nodes if (name, n) in lines), None)
             yield diff.Region(
@@ -127,11 +127,19 @@ def _reported(reports, after, lines):
 
 def _keep_shapes(before, after):
     """Hands on what a pass forgets and nothing can infer: the shapes of captured variables."""
-    known = {(n.name, n.op): n.attr["_output_shapes"] for n in before.node
-             if "_output_shapes" in n.attr}  # fmt: skip
-    for node in after.node:
-        if (node.name, node.op) in known and "_output_shapes" not in node.attr:
-            node.attr["_output_shapes"].CopyFrom(known[node.name, node.op])
+    bodies = {f.signature.name: f.node_def for f in before.library.function}
+    pairs = [(before.node, after.node)]
+    for function in after.library.function:
+        name = function.signature.name
+        old = bodies.get(name, bodies.get(name.removesuffix(_RENAMED)))
+        if old is not None:
+            pairs.append((old, function.node_def))
+    for old, new in pairs:
+        known = {(n.name, n.op): n.attr["_output_shapes"] for n in old
+                 if "_output_shapes" in n.attr}  # fmt: skip
+        for node in new:
+            if (node.name, node.op) in known and "_output_shapes" not in node.attr:
+                node.attr["_output_shapes"].CopyFrom(known[node.name, node.op])
 
 
 def _copy(graph_def):

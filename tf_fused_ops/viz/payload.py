@@ -100,7 +100,7 @@ def _node(node, number, change, region, strings):
         "device": node.device and strings(node.device),
         "layout": node.attrs.get("data_format"),
         "source": node.source and strings(node.source),
-        "launches": int(costs.launches(node)),
+        "handle": int(not node.inputs and any(t.dtype == "resource" for t in node.outputs)) or None,
         "region": region,
     }
     if change is not None:

@@ -139,7 +139,7 @@ function reveal(key) {
   for (const tree of shownTrees()) {
     const item = tree.byKey.get(key);
     for (let above = item && item.parent; above; above = above.parent) if (!above.gone) state.open.add(above.key);
-    if (item && item.node && item.node.op === "Const") state.details.constants = true;
+    if (item && item.node && isAside(item.node)) state.details.constants = true;
   }
   if (!redraw({ around: key })) {
     state.open = new Set([""]);
@@ -303,6 +303,7 @@ function pressed(group, names, current, press) {
 function tools() {
   const modes = data.sides.length > 1 ? ["side by side", "overlaid", "before", "after"] : [];
   pressed("modes", modes, (name) => name === state.mode, (name) => { state.mode = name; tools(); redraw(); });
+  // "constants" stands for everything that `isAside`.
   pressed("details", Object.keys(state.details), (name) => state.details[name], (name) => { state.details[name] = !state.details[name]; tools(); redraw({ fit: false }); });
 }
 

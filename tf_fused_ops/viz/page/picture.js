@@ -66,8 +66,8 @@ function plural(count, noun) {
 
 function costsText(costs) {
   if (!costs) return "";
-  const unknown = costs.unknown ? ` (${plural(costs.unknown, "tensor")} of unknown shape not counted)` : "";
-  return `${plural(costs.ops, "op")} · ${plural(costs.kernels, "kernel")} · ${bytesText(costs.bytes)} between ops${unknown}`;
+  const bound = costs.unknown ? "≥ " : "";  // tensors of unknown shape are not counted
+  return `${plural(costs.ops, "op")} · ${plural(costs.kernels, "kernel")} · ${bound}${bytesText(costs.bytes)} between ops`;
 }
 
 // Returns the lines of text in a leaf: [text, CSS class] each.

@@ -94,8 +94,9 @@ function condense(tree, item) {
 function gather(tree, item) {
   const series = new Map();
   for (const child of item.children) {
-    const label = child.label.replace(/_?\d+$/, "");
-    const kind = child.kind === "node" ? child.node.op.split(">").pop() : "scope";
+    const handle = child.node && child.node.handle;
+    const label = handle ? "variables" : child.label.replace(/_?\d+$/, "");
+    const kind = child.kind === "node" && !handle ? child.node.op.split(">").pop() : "scope";
     if (kind === "scope" && size(child) > SMALL_SCOPE) continue;
     const key = `${kind} ${label}`;
     series.set(key, [...(series.get(key) || []), child]);
@@ -131,29 +132,32 @@ function divide(tree, item) {
   item.children = parts;
 }
 
+// Orders the children of an item so that each comes after what it reads and near to it.
 function flowOrder(tree, item) {
   const child = new Map();
   for (const member of item.children) descend(member, (below) => child.set(below, member));
-  const next = new Map(item.children.map((member) => [member, new Set()]));
-  const waiting = new Map(item.children.map((member) => [member, 0]));
+  const read = new Map(item.children.map((member) => [member, new Set()]));
+  const sinks = new Set(item.children);
   for (const edge of tree.edges) {
     const [from, to] = [child.get(edge.from), child.get(edge.to)];
-    if (from && to && from !== to && !next.get(from).has(to)) {
-      next.get(from).add(to);
-      waiting.set(to, waiting.get(to) + 1);
+    if (from && to && from !== to) {
+      read.get(to).add(from);
+      sinks.delete(from);
     }
   }
-  const ready = item.children.filter((member) => !waiting.get(member));
   const order = [];
-  for (let i = 0; i < ready.length; i++) {
-    order.push(ready[i]);
-    for (const to of next.get(ready[i])) {
-      waiting.set(to, waiting.get(to) - 1);
-      if (!waiting.get(to)) ready.push(to);
+  const seen = new Set();
+  for (const start of [...sinks, ...item.children]) {
+    const stack = [[start, false]];
+    while (stack.length) {
+      const [member, done] = stack.pop();
+      if (done) order.push(member);
+      if (done || seen.has(member)) continue;
+      seen.add(member);
+      stack.push([member, true], ...[...read.get(member)].reverse().map((from) => [from, false]));
     }
   }
-  const placed = new Set(order);
-  return order.concat(item.children.filter((member) => !placed.has(member)));
+  return order;
 }
 
 function descend(item, visit) {
@@ -161,9 +165,9 @@ function descend(item, visit) {
   for (const child of item.children || []) descend(child, visit);
 }
 
-// What only clutters a picture: unchanged constants, and ops that merely wait for everything.
+// What only clutters a picture: unchanged constants, handles of variables, and ops that merely wait for everything.
 function isAside(node) {
-  return !node.change && (node.op === "Const" || (node.op === "NoOp" && (node.controls || []).length > MOST_WAITED));
+  return !node.change && (node.op === "Const" || node.handle || (node.op === "NoOp" && (node.controls || []).length > MOST_WAITED));
 }
 
 // Counts what is in each item: ops, and how many of them changed in which way.
