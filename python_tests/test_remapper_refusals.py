@@ -233,6 +233,26 @@ CASES = [
         "matmul_bias_relu",
     ),
     Case(
+        "matmul_sum_with_one_number",
+        lambda x, w, b: tf.nn.relu(tf.matmul(x, w) + b),
+        [(6, 7), (7, 5), (1,)],
+        "matmul_bias_relu",
+        "may not be a bias",
+    ),
+    Case(
+        "matmul_sum_that_broadcasts_the_product",
+        lambda x, w, b: tf.nn.relu(tf.matmul(x, w) + b),
+        [(6, 7), (7, 1), (5,)],
+        "matmul_bias_relu",
+        "may not be a bias",
+    ),
+    Case(
+        "matmul_sum_with_a_row",
+        lambda x, w, b: tf.nn.relu(tf.matmul(x, w) + b),
+        [(6, 7), (7, 5), (1, 5)],
+        "matmul_bias_relu",
+    ),
+    Case(
         "conv_broadcast_side_input",
         lambda x, w, b, side: tf.nn.relu(conv(x, w, b) + side),
         [*CONV, (2, 6, 1, 4)],

@@ -280,3 +280,37 @@ def test_residual(family, form, side_first):
         return y, tape.gradient(y, [x, w, b])
 
     check(step, values(*shapes), {f"{family}_add_silu": 1}, gradients=1, unknown_batch=[0])
+
+
+SUMS = {
+    "plus": lambda z, b: z + b,
+    "plus_bias_first": lambda z, b: b + z,
+    "raw_add": lambda z, b: tf.raw_ops.Add(x=z, y=b),
+}
+
+
+@pytest.mark.parametrize("unknown_batch", [False, True])
+@pytest.mark.parametrize("form", SUMS)
+@pytest.mark.parametrize("family", ["conv2d_bias", "matmul_bias", "dense_bias"])
+def test_sum_that_is_a_bias(family, form, unknown_batch):
+    shapes = [*SHAPES[family], SHAPES[f"{family}_add"][-1]]
+
+    def linear(x, w, b):
+        if family == "conv2d_bias":
+            z = tf.nn.conv2d(x, w, 1, "SAME")
+        else:
+            z = tf.matmul(x, w) if family == "matmul_bias" else tf.tensordot(x, w, 1)
+        return SUMS[form](z, b)
+
+    def residual(x, w, b, side):
+        return tf.nn.relu(linear(x, w, b) + side)
+
+    def step(x, w, b, side):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w, b])
+            y = tf.nn.silu(linear(x, w, b))
+        return y, tape.gradient(y, [x, w, b])
+
+    unknown = [0] if unknown_batch else []
+    check(step, values(*shapes), {f"{family}_silu": 1}, gradients=1, unknown_batch=unknown)
+    check(residual, values(*shapes), {f"{family}_add_relu": 1})

@@ -8,11 +8,54 @@ from tf_fused_ops._library import ops
 from tf_fused_ops.remapper import shapes
 from tf_fused_ops.remapper.rule import AddSideInput, Fused, Rule
 
+# Additions that are a bias if the other operand is a vector of the right length.
+_SUMS = ("AddV2", "Add")
+
 
 class _ContractionBiasAct(Rule):
-    """act(bias_add(contraction, bias))."""
+    """act(bias_add(contraction, bias)).
+
+    Variants, by attribute:
+        bias_op: The type of the op that adds the bias.
+        bias_first: Whether the bias is its first operand.
+    """
 
     contraction: tuple
+
+    def default_attrs(self):
+        return super().default_attrs() | {"bias_op": "BiasAdd", "bias_first": False}
+
+    def variants(self, view, anchor):
+        for attrs in super().variants(view, anchor):
+            for bias_op in dict.fromkeys(_bias_ops(view, self.product(view, anchor))):
+                yield attrs | {"bias_op": bias_op}
+
+    def product(self, view, anchor):
+        """Returns the tensor to which the bias is added."""
+        return anchor.outputs[0]
+
+    def add_bias(self, attrs, z, bias):
+        """The stock addition of the bias."""
+        if attrs["bias_op"] == "BiasAdd":
+            data_format = attrs.get("data_format", "NHWC")
+            return tf.raw_ops.BiasAdd(value=z, bias=bias, data_format=data_format)
+        operands = [bias, z] if attrs["bias_first"] else [z, bias]
+        return getattr(tf.raw_ops, attrs["bias_op"])(x=operands[0], y=operands[1])
+
+    def observed(self, nodes, operands, attrs):
+        sums = (op for op in nodes if op.type in _SUMS)
+        first = any(op.inputs[0] is operands["bias"] for op in sums)
+        return super().observed(nodes, operands, attrs) | {"bias_first": first}
+
+    def check(self, match):
+        if match.attrs["bias_op"] == "BiasAdd":
+            return None
+        bias, product = match.operands["bias"], match.node(self.anchor).outputs[0]
+        if match.attrs.get("data_format") == b"NCHW":
+            return f"{bias.name} is added to the last dimension, which is not that of channels"
+        if bias.shape[0] is None or bias.shape[0] != product.shape[-1]:
+            return f"{bias.name} of shape {bias.shape} may not be a bias of {product.name}"
+        return None
 
     def fuse(self, match, training):
         save = training and self.activation.needs_pre_activation(match.attrs)
@@ -48,8 +91,11 @@ class _ContractionBiasAct(Rule):
         activation = f"activation={match.outputs['y'].op.name} " if self.activation.label else ""
         parts = ["BiasAdd", *["Add"] * len(self._side(match)), self.activation.label]
         what = f"{self.anchor} with " + " and ".join(filter(None, parts))
-        bias_add, contraction = match.node("BiasAdd").name, match.node(self.anchor).name
+        bias_add, contraction = self._sum(match).name, match.node(self.anchor).name
         return what, f"{activation or ' '}bias_add={bias_add} contraction={contraction}"
+
+    def _sum(self, match):
+        return match.node(match.attrs["bias_op"])
 
     def _factors(self, match):
         return [match.operands[name] for name in self.contraction]
@@ -92,7 +138,7 @@ class Conv2DBiasAct(_ContractionBiasAct):
         """The chain up to the bias."""
         conv = {name: attrs[name] for name in Conv2DBiasAct.captured["Conv2D"]}
         z = tf.raw_ops.Conv2D(input=input, filter=filters, **conv)
-        return tf.raw_ops.BiasAdd(value=z, bias=bias, data_format=attrs["data_format"])
+        return self.add_bias(attrs, z, bias)
 
     def check(self, match):
         channels = match.operands["input"].shape[1 if match.attrs["data_format"] == b"NCHW" else 3]
@@ -101,7 +147,7 @@ class Conv2DBiasAct(_ContractionBiasAct):
                 f"a grouped convolution, or its channels are not known: {channels} in the input, "
                 f"{match.operands['filters'].shape[2]} in the filters"
             )
-        return None
+        return super().check(match)
 
 
 class MatMulBiasAct(_ContractionBiasAct):
@@ -126,7 +172,7 @@ class MatMulBiasAct(_ContractionBiasAct):
         z = tf.raw_ops.MatMul(
             a=a, b=b, transpose_a=attrs["transpose_a"], transpose_b=attrs["transpose_b"]
         )
-        return tf.raw_ops.BiasAdd(value=z, bias=bias)
+        return self.add_bias(attrs, z, bias)
 
 
 class _AddAct(AddSideInput):
@@ -137,7 +183,7 @@ class _AddAct(AddSideInput):
         return {"y": self.activate(z, attrs)}
 
     def check(self, match):
-        total = match.node("BiasAdd").outputs[0]
+        total = self._sum(match).outputs[0]
         return self.check_side_input(match, total) or super().check(match)
 
 
@@ -177,7 +223,12 @@ class DenseBiasAct(MatMulBiasAct):
         if a.op.type == "Transpose":
             a = a.op.inputs[0]
         if a.shape.rank in self.operands["a"] and a.shape[-1:].is_compatible_with(b.shape[:1]):
-            yield {"a_shape": a.shape.as_list(), "b_shape": b.shape.as_list()}
+            known = {"a_shape": a.shape.as_list(), "b_shape": b.shape.as_list()}
+            yield from (attrs | known for attrs in super().variants(view, anchor))
+
+    def product(self, view, anchor):
+        reshapes = (op for op in view.users(anchor.outputs[0]) if op.type == "Reshape")
+        return next((op.outputs[0] for op in reshapes), anchor.outputs[0])
 
     def operand_shape(self, name, attrs):
         return attrs.get(f"{name}_shape", super().operand_shape(name, attrs))
@@ -189,7 +240,7 @@ class DenseBiasAct(MatMulBiasAct):
         return attrs | scaled
 
     def linear(self, attrs, a, b, bias):
-        return tf.raw_ops.BiasAdd(value=tf.tensordot(a, b, 1), bias=bias)
+        return self.add_bias(attrs, tf.tensordot(a, b, 1), bias)
 
 
 class DenseBiasAddAct(_AddAct, DenseBiasAct):
@@ -210,4 +261,11 @@ class DenseBiasAddAct(_AddAct, DenseBiasAct):
         sizes = [*(shapes.dimension(a, axis) for axis in range(rank - 1)), b.shape[1]]
         if side.shape.rank != rank or sizes != [shapes.dimension(side, i) for i in range(rank)]:
             return f"{side.name} of shape {side.shape} may broadcast to the product with {a.name}"
-        return None
+        return DenseBiasAct.check(self, match)
+
+
+def _bias_ops(view, product):
+    """Yields the types of the ops that may add a bias to a tensor."""
+    for op, port in view.consumers(product):
+        if op.type == "BiasAdd" or (op.type in _SUMS and op.inputs[1 - port].shape.rank == 1):
+            yield op.type

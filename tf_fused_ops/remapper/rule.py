@@ -163,7 +163,8 @@ class AddSideInput:
     def observed(self, nodes, operands, attrs):
         side = operands["side_input"]
         sums = (op for op in nodes if op.type == attrs["sum"])
-        return {"side_first": any(op.inputs[0] is side for op in sums)}
+        first = any(op.inputs[0] is side for op in sums)
+        return super().observed(nodes, operands, attrs) | {"side_first": first}
 
     def check_side_input(self, match, like):
         """Returns why the side input may not be of the shape of tensor `like`, or None."""
