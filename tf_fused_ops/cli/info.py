@@ -40,6 +40,7 @@ def collect():
             "tf_fused_ops": __version__,
             "folder": str(Path(__file__).resolve().parent.parent),
             "variant": built["variant"],
+            "CUDA code": "none" if built["variant"] == "cpu" else built["variant"],
             "compiler": built["compiler"],
         },
         "built for": {
