@@ -1,10 +1,10 @@
-// The CPU kernels of the contraction ops, forward and gradient. A Geometry says
+// The kernels of the contraction ops, forward and gradient. A Geometry says
 // what is peculiar to an op: its attributes, its arguments' names, and the
-// convolution that its shapes stand for.
+// convolution that its shapes stand for. An Engine runs that on a device.
 #ifndef TFO_CC_KERNELS_CONTRACTION_OPS_H_
 #define TFO_CC_KERNELS_CONTRACTION_OPS_H_
 
-#include "cc/core/dispatch.h"
+#include "cc/core/conv.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/ops/shape_util.h"
 
@@ -16,7 +16,7 @@ struct BoundShapes {
   tensorflow::TensorShape y;
 };
 
-template <class T, class Geometry>
+template <class T, class Geometry, class Engine>
 class ContractionOp : public tensorflow::OpKernel {
  public:
   explicit ContractionOp(tensorflow::OpKernelConstruction* ctx)
@@ -56,13 +56,10 @@ class ContractionOp : public tensorflow::OpKernel {
     TF_RETURN_IF_ERROR(OptionalOutput(ctx, 1, save_pre_activation_, shapes.y,
                                       &pre_activation));
     if (shapes.y.num_elements() == 0) return absl::OkStatus();
-    ScratchOwner scratch(ctx);
-    const bool done = tfo::ActiveKernels().conv_forward(
-        {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
-         a.data(), b.data(), DataOrNull(bias), DataOrNull(side_input), y,
-         pre_activation},
-        ParallelOf(ctx), scratch.scratch());
-    return done ? absl::OkStatus() : OutOfScratch();
+    return Engine::Forward(
+        ctx, {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
+              a.data(), b.data(), DataOrNull(bias), DataOrNull(side_input), y,
+              pre_activation});
   }
 
   Geometry geometry_;
@@ -70,7 +67,7 @@ class ContractionOp : public tensorflow::OpKernel {
   bool save_pre_activation_;
 };
 
-template <class T, class Geometry>
+template <class T, class Geometry, class Engine>
 class ContractionGradOp : public tensorflow::OpKernel {
  public:
   explicit ContractionGradOp(tensorflow::OpKernelConstruction* ctx)
@@ -110,13 +107,10 @@ class ContractionGradOp : public tensorflow::OpKernel {
       TF_RETURN_IF_ERROR(
           OptionalOutput(ctx, i, wanted_[i], output_shapes[i], &gradients[i]));
     }
-    ScratchOwner scratch(ctx);
-    const bool done = tfo::ActiveKernels().conv_gradient(
-        {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
-         dy.data(), DataOrNull(saved), a.data(), b.data(), gradients[0],
-         gradients[1], gradients[2], gradients[3]},
-        ParallelOf(ctx), scratch.scratch());
-    return done ? absl::OkStatus() : OutOfScratch();
+    return Engine::Gradient(
+        ctx, {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
+              dy.data(), DataOrNull(saved), a.data(), b.data(), gradients[0],
+              gradients[1], gradients[2], gradients[3]});
   }
 
   Geometry geometry_;
@@ -124,19 +118,13 @@ class ContractionGradOp : public tensorflow::OpKernel {
   bool wanted_[4];
 };
 
-#define TFO_REGISTER_CONTRACTION_TYPE(NAME, GEOMETRY, T)                       \
-  REGISTER_KERNEL_BUILDER(                                                     \
-      Name(NAME).Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"),        \
-      ContractionOp<T, GEOMETRY>);                                             \
-  REGISTER_KERNEL_BUILDER(                                                     \
-      Name(NAME "Grad").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"), \
-      ContractionGradOp<T, GEOMETRY>)
-
-#define TFO_REGISTER_CONTRACTION(NAME, GEOMETRY)                       \
-  TFO_REGISTER_CONTRACTION_TYPE(NAME, GEOMETRY, Eigen::half);          \
-  TFO_REGISTER_CONTRACTION_TYPE(NAME, GEOMETRY, tensorflow::bfloat16); \
-  TFO_REGISTER_CONTRACTION_TYPE(NAME, GEOMETRY, float);                \
-  TFO_REGISTER_CONTRACTION_TYPE(NAME, GEOMETRY, double)
+#define TFO_REGISTER_CONTRACTION(NAME, DEVICE, GEOMETRY, ENGINE, T)        \
+  REGISTER_KERNEL_BUILDER(                                                 \
+      Name(NAME).Device(tensorflow::DEVICE).TypeConstraint<T>("T"),        \
+      ContractionOp<T, GEOMETRY, ENGINE>);                                 \
+  REGISTER_KERNEL_BUILDER(                                                 \
+      Name(NAME "Grad").Device(tensorflow::DEVICE).TypeConstraint<T>("T"), \
+      ContractionGradOp<T, GEOMETRY, ENGINE>)
 
 }  // namespace tf_fused_ops
 

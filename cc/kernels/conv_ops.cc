@@ -1,68 +1,11 @@
 // Conv2DBiasAct and Conv2DBiasActGrad on the CPU.
-#include "cc/kernels/contraction_ops.h"
-#include "cc/ops/conv_attrs.h"
+#include "cc/kernels/contraction_cpu.h"
+#include "cc/kernels/conv_geometry.h"
 
 namespace tf_fused_ops {
 namespace {
 
-struct ConvGeometry {
-  static constexpr const char* kGradientAttrs[] = {"input_gradient",
-                                                   "filters_gradient"};
-  ConvAttrs attrs;
-
-  absl::Status Read(tensorflow::OpKernelConstruction* ctx) {
-    return ReadConvAttrs(ctx, &attrs);
-  }
-
-  absl::Status Bind(const tensorflow::TensorShape& input,
-                    const tensorflow::TensorShape& filters,
-                    BoundShapes* out) const {
-    if (input.dims() != 4) {
-      return Invalid("input must have rank 4, got shape ", input.DebugString());
-    }
-    if (filters.dims() != 4) {
-      return Invalid("filters must have rank 4, got shape ",
-                     filters.DebugString());
-    }
-    const std::int64_t channels = input.dim_size(attrs.channel_dim());
-    if (filters.dim_size(2) != channels) {
-      return Invalid("filters must have the channels of input, ", channels,
-                     ", in dimension 2, got shape ", filters.DebugString());
-    }
-    std::int64_t in[2], size[2], pad[2];
-    for (int i = 0; i < 2; ++i) {
-      in[i] = input.dim_size(attrs.spatial_dim(i));
-      TF_RETURN_IF_ERROR(ConvOutputSize(attrs, i, in[i], filters.dim_size(i),
-                                        &size[i], &pad[i]));
-    }
-    out->conv = {input.dim_size(0),
-                 in[0],
-                 in[1],
-                 channels,
-                 size[0],
-                 size[1],
-                 filters.dim_size(3),
-                 filters.dim_size(0),
-                 filters.dim_size(1),
-                 attrs.stride[0],
-                 attrs.stride[1],
-                 attrs.dilation[0],
-                 attrs.dilation[1],
-                 pad[0],
-                 pad[1],
-                 !attrs.channels_last,
-                 !attrs.channels_last,
-                 false};
-    out->y = input;
-    for (int i = 0; i < 2; ++i) {
-      TF_RETURN_IF_ERROR(
-          out->y.SetDimWithStatus(attrs.spatial_dim(i), size[i]));
-    }
-    return out->y.SetDimWithStatus(attrs.channel_dim(), filters.dim_size(3));
-  }
-};
-
-TFO_REGISTER_CONTRACTION("TfFusedOps>Conv2DBiasAct", ConvGeometry);
+TFO_REGISTER_CPU_CONTRACTION("TfFusedOps>Conv2DBiasAct", ConvGeometry);
 
 }  // namespace
 }  // namespace tf_fused_ops

@@ -1,0 +1,39 @@
+// The contraction ops on the CPU: the core's engine on the op's own threads and
+// memory.
+#ifndef TFO_CC_KERNELS_CONTRACTION_CPU_H_
+#define TFO_CC_KERNELS_CONTRACTION_CPU_H_
+
+#include "cc/core/dispatch.h"
+#include "cc/kernels/contraction_ops.h"
+
+namespace tf_fused_ops {
+
+struct CpuEngine {
+  static absl::Status Forward(tensorflow::OpKernelContext* ctx,
+                              const tfo::ConvForwardArgs& args) {
+    ScratchOwner scratch(ctx);
+    const bool done = tfo::ActiveKernels().conv_forward(args, ParallelOf(ctx),
+                                                        scratch.scratch());
+    return done ? absl::OkStatus() : OutOfScratch();
+  }
+
+  static absl::Status Gradient(tensorflow::OpKernelContext* ctx,
+                               const tfo::ConvGradientArgs& args) {
+    ScratchOwner scratch(ctx);
+    const bool done = tfo::ActiveKernels().conv_gradient(args, ParallelOf(ctx),
+                                                         scratch.scratch());
+    return done ? absl::OkStatus() : OutOfScratch();
+  }
+};
+
+}  // namespace tf_fused_ops
+
+#define TFO_REGISTER_CPU_CONTRACTION(NAME, GEOMETRY)                      \
+  TFO_REGISTER_CONTRACTION(NAME, DEVICE_CPU, GEOMETRY, CpuEngine,         \
+                           Eigen::half);                                  \
+  TFO_REGISTER_CONTRACTION(NAME, DEVICE_CPU, GEOMETRY, CpuEngine,         \
+                           tensorflow::bfloat16);                         \
+  TFO_REGISTER_CONTRACTION(NAME, DEVICE_CPU, GEOMETRY, CpuEngine, float); \
+  TFO_REGISTER_CONTRACTION(NAME, DEVICE_CPU, GEOMETRY, CpuEngine, double)
+
+#endif  // TFO_CC_KERNELS_CONTRACTION_CPU_H_
