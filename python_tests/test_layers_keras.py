@@ -1,12 +1,11 @@
-"""The layers under the checks that Keras runs on its own, and saved and loaded."""
+"""The layers under the checks that Keras runs on its own."""
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras.src.testing import TestCase
-from layer_cases import CASES, fused_counts
-from remapping import assert_same, op_counts, values
+from layer_cases import CASES
+from remapping import assert_same, values
 
 from tf_fused_ops import layers
 
@@ -80,74 +79,3 @@ def test_seed_gives_the_same_initial_weights():
         layer.build((None, 4))
         weights.append(layer.get_weights()[0])
     np.testing.assert_array_equal(*weights)
-
-
-def _model():
-    inputs = keras.Input((8, 8, 3))
-    x = layers.FusedConv2D(4, 3, padding="same", activation="silu")(inputs)
-    y = layers.FusedConv2D(4, 3, padding="same", use_bias=False)(x)
-    y = layers.FusedBatchNormalization(activation=keras.layers.LeakyReLU(0.1))(y, side_input=x)
-    y = keras.layers.GlobalAveragePooling2D()(y)
-    return keras.Model(inputs, layers.FusedDense(3, activation=layers.gelu_tanh)(y))
-
-
-@pytest.fixture
-def trained():
-    keras.utils.set_random_seed(1)
-    model = _model()
-    model.compile("adam", "mse")
-    x, y = values((8, 8, 8, 3), (8, 3))
-    model.fit(x, y, verbose=0)
-    return model, x
-
-
-def test_keras_file(trained, tmp_path):
-    model, x = trained
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert_same(loaded(x), model(x))
-    assert fused_counts(loaded, x) == fused_counts(model, x) != {}
-    loaded.fit(x, model(x), verbose=0)
-
-
-def test_weights_file(trained, tmp_path):
-    model, x = trained
-    model.save_weights(tmp_path / "model.weights.h5")
-    other = _model()
-    other.load_weights(tmp_path / "model.weights.h5")
-    assert_same(other(x), model(x))
-
-
-def test_loading_in_another_program(trained, tmp_path, run_python):
-    """Without the import Keras names the class; with it, files and SavedModels load as they are."""
-    model, x = trained
-    model.save(tmp_path / "model.keras")
-    model.export(str(tmp_path / "saved"), verbose=False)
-    np.save(tmp_path / "x.npy", x)
-    program = """
-import sys, keras, numpy as np, tensorflow as tf
-folder = sys.argv[1]
-try:
-    keras.saving.load_model(folder + "/model.keras")
-except Exception as error:
-    print(error)
-import tf_fused_ops.layers
-model = keras.saving.load_model(folder + "/model.keras")
-loaded = tf.saved_model.load(folder + "/saved")
-x = np.load(folder + "/x.npy")
-np.savez(folder + "/y.npz", keras=model(x), saved=loaded.serve(x))
-"""
-    told = run_python(program, str(tmp_path))
-    assert "Could not locate class 'FusedConv2D'" in told
-    assert "tf_fused_ops>FusedConv2D" in told
-    results = np.load(tmp_path / "y.npz")
-    assert_same(results["keras"], model(x).numpy())
-    assert_same(results["saved"], model(x).numpy())
-
-
-def test_export_keeps_the_fused_ops(trained, tmp_path):
-    model, x = trained
-    model.export(str(tmp_path / "saved"), verbose=False)
-    loaded = tf.saved_model.load(tmp_path / "saved")
-    assert op_counts(loaded.signatures["serving_default"])["TfFusedOps>Conv2DBiasAct"] == 2
-    assert_same(loaded.serve(x), model(x))

@@ -50,6 +50,27 @@ class FusedLayer:
         """Logs why the layer runs stock ops."""
         log.vlog(log.NEAR_MISS, f"Not fused: layer {self.name} ({type(self).__name__}): {reason}")
 
+    def get_build_config(self):
+        """Returns the stock layer's build configuration with a sentence on loading.
+
+        Keras shows it to those who load the layer without knowing its class.
+        """
+        config = super().get_build_config()
+        return config and {**config, "loading": "import tf_fused_ops.layers before you load this"}
+
+    def load_own_variables(self, store):
+        """Loads the weights from a file.
+
+        Raises:
+            ValueError: The file has none for this layer, or others.
+        """
+        if self.variables and not store.keys():
+            raise ValueError(
+                f"The file has no entry for layer {self.name} of class {type(self).__name__}. "
+                "Load a file of stock layers into the stock model, then convert that."
+            )
+        super().load_own_variables(store)
+
     def _fused_activation(self):
         """Returns (what the op is to apply, what is left to apply to its output or None)."""
         found = fusable(self.activation)
