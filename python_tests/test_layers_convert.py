@@ -14,6 +14,14 @@ CONV, BATCH_NORM, DENSE = FUSED["Conv2D"], FUSED["FusedBatchNormV3"], FUSED["Mat
 KINDS = (layers.FusedConv2D, layers.FusedBatchNormalization, layers.FusedDense)
 
 
+@pytest.fixture
+def told(monkeypatch):
+    """The lines that the conversion logs."""
+    lines = []
+    monkeypatch.setattr(runs.log, "vlog", lambda level, line: lines.append(line))
+    return lines
+
+
 def classes(model):
     """Returns the class names of a model's layers, without inputs."""
     names = [type(layer).__name__ for layer in model.layers]
@@ -196,13 +204,11 @@ def test_sum_that_broadcasts():
     check(model, values((2, 4, 3), (2, 1, 3)), ["FusedDense", "Add"])
 
 
-def test_sum_of_unknown_size_is_told(monkeypatch):
-    lines = []
-    monkeypatch.setattr(runs.log, "vlog", lambda level, line: lines.append(line))
+def test_sum_of_unknown_size_is_told(told):
     inputs = keras.Input((None, 3))
     model = keras.Model(inputs, keras.layers.Add()([keras.layers.Dense(3)(inputs), inputs]))
     check(model, values((2, 4, 3))[0], ["FusedDense", "Add"])
-    assert "are not known to be equal" in lines[0]
+    assert "are not known to be equal" in told[0]
 
 
 def test_masks_stay():
@@ -214,20 +220,28 @@ def test_masks_stay():
     check(model, tokens, ["Embedding", "FusedDense", "Add", "GlobalAveragePooling1D"])
 
 
-def test_fallbacks_stay_stock():
+def test_fallbacks_stay_stock(told):
     model = keras.Sequential(
         [
             keras.Input((6, 6, 4)),
-            keras.layers.Conv2D(4, 3, groups=2),
-            keras.layers.BatchNormalization(synchronized=True),
+            keras.layers.Conv2D(4, 3, groups=2, name="grouped"),
+            keras.layers.BatchNormalization(synchronized=True, name="synchronized"),
             keras.layers.ReLU(),
-            keras.layers.Dense(3, lora_rank=1),
+            keras.layers.Dense(3, lora_rank=1, name="low_rank"),
+            keras.layers.Dense(2, name="quantized"),
         ]
     )
+    model.layers[-1].quantize("int8")
     converted = layers.convert(model)
     assert classes(converted) == classes(model)
     (x,) = values((2, 6, 6, 4))
     assert_same(converted(x), model(x))
+    assert sorted(told) == [
+        "Not fused: layer grouped: the convolution has 2 groups",
+        "Not fused: layer low_rank: LoRA changes the kernel",
+        "Not fused: layer quantized: it is quantised (int8)",
+        "Not fused: layer synchronized: the statistics are synchronised across replicas",
+    ]
 
 
 def test_nested_and_shared_models():
@@ -254,6 +268,144 @@ def test_layer_shared_with_a_model_inside():
     model = keras.Model(inputs, inner(dense(inputs)))
     converted = check(model, values((2, 4))[0], ["FusedDense", "Functional"], {DENSE: 2})
     assert len(converted.weights) == 2
+
+
+def _towers(dense):
+    """Two outputs of two inputs, with a layer that is used twice and a residual between them."""
+    left, right = keras.Input((4,)), keras.Input((4,))
+    x = keras.layers.ReLU()(keras.layers.Dense(4)(left))
+    y = keras.layers.Add()([keras.layers.Dense(4)(right), x])
+    return keras.Model([left, right], [dense(keras.layers.Activation("gelu")(y)), dense(x)])
+
+
+def test_several_inputs_and_outputs():
+    converted = check(
+        _towers(keras.layers.Dense(3, activation="relu")),
+        values((2, 4), (2, 4)),
+        ["FusedDense"] * 3,
+        {DENSE: 4},
+    )
+    assert len(converted.weights) == 6
+    x = values((8, 4), (8, 4))
+    converted.compile("sgd", ["mse", "mae"])
+    converted.fit(x, [x[0][:, :3], x[1][:, :3]], verbose=0)
+
+
+def test_time_distributed():
+    """The layer inside is converted, be it shared with the outside or a model."""
+    dense = keras.layers.Dense(4, activation="relu")
+    tower = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(4),
+            keras.layers.BatchNormalization(),
+            keras.layers.ReLU(),
+        ]
+    )
+    inputs = keras.Input((3, 4))
+    x = keras.layers.TimeDistributed(dense)(dense(inputs))
+    x = keras.layers.TimeDistributed(tower, name="towers")(x)
+    model = keras.Model(inputs, x)
+    converted = check(
+        model,
+        values((2, 3, 4))[0],
+        ["FusedDense", "TimeDistributed", "TimeDistributed"],
+        {DENSE: 1 + 3 + 3, BATCH_NORM: 3},
+    )
+    assert classes(converted.get_layer("towers").layer) == ["FusedDense", "FusedBatchNormalization"]
+    assert len(converted.weights) == len(model.weights)
+
+
+def test_time_distributed_in_a_sequence():
+    model = keras.Sequential(
+        [
+            keras.Input((3, 4)),
+            keras.layers.TimeDistributed(keras.layers.Dense(4)),
+            keras.layers.ReLU(),
+        ]
+    )
+    check(model, values((2, 3, 4))[0], ["TimeDistributed", "ReLU"], {DENSE: 3})
+
+
+def test_fused_batch_norm_in_time_distributed():
+    """There it becomes two layers again."""
+    inputs = keras.Input((3, 4))
+    normalization = layers.FusedBatchNormalization(activation="relu")
+    model = keras.Model(inputs, keras.layers.TimeDistributed(normalization)(inputs))
+    randomize(normalization)
+    (x,) = values((2, 3, 4))
+    back = layers.revert(model)
+    assert classes(back.layers[1].layer) == ["BatchNormalization", "Activation"]
+    assert_same(back(x), model(x))
+
+
+def test_unknown_number_of_time_steps(told):
+    inputs = keras.Input((None, 4))
+    dense = keras.layers.Dense(4, name="inner")
+    model = keras.Model(inputs, keras.layers.TimeDistributed(dense, name="outer")(inputs))
+    converted = layers.convert(model)
+    assert type(converted.layers[1].layer) is keras.layers.Dense
+    assert told == [
+        "Not fused: layer inner: the number of time steps of outer is not known",
+    ]
+    (x,) = values((2, 3, 4))
+    assert_same(converted(x), model(x))
+
+
+@keras.saving.register_keras_serializable()
+class Holder(keras.layers.Layer):
+    """Holds a dense layer."""
+
+    def __init__(self, dense, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = dense
+
+    def build(self, shape):
+        if not self.dense.built:
+            self.dense.build(shape)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def get_config(self):
+        return {**super().get_config(), "dense": keras.saving.serialize_keras_object(self.dense)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config.pop("dense")), **config)
+
+
+def test_layers_that_others_hold(told):
+    """They stay, and with them their weights; bidirectional ones hold two."""
+    inputs = keras.Input((3, 4))
+    x = keras.layers.Bidirectional(keras.layers.GRU(2))(inputs)
+    x = Holder(keras.layers.Dense(4, name="inner"), name="outer")(x)
+    model = keras.Model(inputs, keras.layers.Dense(2)(x))
+    check(model, values((2, 3, 4))[0], ["Bidirectional", "Holder", "FusedDense"], {DENSE: 1})
+    assert told == [
+        "Not fused: layer inner: outer of class Holder holds it; tf_fused_ops.accelerate reaches it"
+    ]
+
+
+@pytest.mark.parametrize("outside", ["called", "held"])
+def test_layer_shared_with_a_holder(outside):
+    dense = keras.layers.Dense(4, name="shared")
+    inputs = keras.Input((4,))
+    other = dense if outside == "called" else Holder(dense)
+    model = keras.Model(inputs, other(Holder(dense)(inputs)))
+    with pytest.raises(ValueError, match=r"layer shared shared, .*tf_fused_ops\.accelerate"):
+        layers.convert(model)
+
+
+def test_activation_that_has_no_name():
+    """Keras saves its operation gelu under the name of another function, and the tanh form not."""
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(4, activation=keras.ops.gelu)(inputs)
+    model = keras.Model(inputs, keras.ops.gelu(keras.layers.Dense(4)(x)))
+    converted = check(model, values((2, 4))[0], ["FusedDense"] * 2, {DENSE: 2})
+    assert converted.layers[2].activation is layers.gelu_tanh
+    back = layers.revert(converted)
+    assert back.layers[2].activation is keras.activations.linear
 
 
 def test_twice_is_once():
@@ -362,22 +514,3 @@ def test_application(name):
     assert_same(reverted(x), expected)
     for old, new in zip(model.weights, reverted.weights, strict=True):
         np.testing.assert_array_equal(old, new)
-
-
-def test_portable_export(tmp_path, run_python):
-    """What `revert` exports runs where tf_fused_ops is not installed."""
-    inputs = keras.Input((6, 6, 4))
-    x = keras.layers.Flatten()(_block(inputs, 4, True))
-    model = keras.Model(inputs, layers.FusedDense(3, activation=layers.gelu_tanh)(x))
-    converted = layers.convert(model)
-    layers.revert(converted).export(str(tmp_path / "saved"), verbose=False)
-    (x,) = values((2, 6, 6, 4))
-    np.save(tmp_path / "x.npy", x)
-    program = (
-        "import sys, numpy as np, tensorflow as tf\n"
-        "loaded = tf.saved_model.load(sys.argv[1] + '/saved')\n"
-        "np.save(sys.argv[1] + '/y.npy', loaded.serve(np.load(sys.argv[1] + '/x.npy')))\n"
-        "assert 'tf_fused_ops' not in sys.modules\n"
-    )
-    run_python(program, str(tmp_path))
-    assert_same(np.load(tmp_path / "y.npy"), converted(x).numpy(), units=256)

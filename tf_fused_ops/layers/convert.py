@@ -5,6 +5,7 @@ import functools
 import keras
 
 from tf_fused_ops.layers import runs
+from tf_fused_ops.layers.activation import gelu_tanh
 from tf_fused_ops.layers.rebuild import Rebuild
 
 
@@ -13,8 +14,10 @@ def convert(model):
 
     Convolutions, batch norms and dense layers become fused ones and take in what follows them: a
     residual that is added, and an activation. Between them nothing else may read the values.
-    Models inside the model are converted, too. Where Keras has to know the name of a layer that was
-    taken in (`get_layer`), the fused layer's name is that of the first one.
+    Models inside the model are converted, too, and so are layers and models in `TimeDistributed`
+    if the number of time steps is known; what other layers hold stays as it is. Where Keras has to
+    know the name of a layer that was taken in (`get_layer`), the fused layer's name is that of the
+    first one.
 
     Args:
         model: A functional or sequential model. It is not changed.
@@ -24,8 +27,8 @@ def convert(model):
         new one, with an optimizer that starts anew.
 
     Raises:
-        ValueError: The model, or one inside it, is a subclassed one; for these there is
-            `tf_fused_ops.accelerate`.
+        ValueError: The model, or one inside it, is a subclassed one, or a layer cannot be cloned;
+            for these there is `tf_fused_ops.accelerate`.
     """
     return _Convert("tf_fused_ops.layers.convert").run(model)
 
@@ -37,7 +40,8 @@ def revert(model):
         model: A functional or sequential model. It is not changed.
 
     Returns:
-        A new model with the same weights and the same outputs.
+        A new model with the same weights and the same outputs. It loads without tf_fused_ops, but
+        for a sequential one with `gelu_tanh`, which no stock layer computes.
 
     Raises:
         ValueError: The model, or one inside it, is a subclassed one.
@@ -46,6 +50,22 @@ def revert(model):
 
 
 class _Convert(Rebuild):
+    def opens(self, wrapper):
+        nodes = wrapper._inbound_nodes
+        # Over an unknown number of steps Keras vectorises, which the fused ops are not made for.
+        return bool(nodes) and all(node.input_tensors[0].shape[1] is not None for node in nodes)
+
+    def keeps(self, layer, holder):
+        if type(layer) in runs.FUSED:
+            if type(holder) is keras.layers.TimeDistributed:
+                reason = f"the number of time steps of {holder.name} is not known"
+            else:
+                reason = (
+                    f"{holder.name} of class {type(holder).__name__} holds it; "
+                    "tf_fused_ops.accelerate reaches it"
+                )
+            runs.tell(layer.name, reason)
+
     def plan(self, steps, outputs):
         plan = {}
         for run in runs.find(steps, outputs, self.calls):
@@ -70,9 +90,9 @@ class _Convert(Rebuild):
         layer = run.steps[0].operation
 
         def make():
-            config = layer.get_config()
-            if run.activation is not None:
-                config["activation"] = keras.activations.serialize(run.activation)
+            own = getattr(layer, "activation", None)
+            activation = own if run.activation is None else run.activation
+            config = {**layer.get_config(), "activation": _copy(activation)}
             return runs.FUSED.get(type(layer), type(layer)).from_config(config)
 
         return self.layer(layer, make)
@@ -103,6 +123,9 @@ class _Revert(Rebuild):
         if side is not None:
             # Keras's networks write the shortcut first; the order of layers follows from it.
             y = keras.layers.Add(dtype=layer.dtype_policy)([side, y])
+        if layer.activation is gelu_tanh:
+            # An operation, since no stock layer has a name for it.
+            return keras.ops.gelu(y, approximate=True)
         return _activation(layer)(y) if split else y
 
     def _stock(self, layer, split):
@@ -110,8 +133,8 @@ class _Revert(Rebuild):
             config = layer.get_config()
             if _is_batch_norm(layer):
                 del config["activation"]
-            elif split:
-                config["activation"] = "linear"
+            else:
+                config["activation"] = None if split else _copy(layer.activation)
             return runs.STOCK[type(layer)].from_config(config)
 
         return self.layer(layer, make)
@@ -127,12 +150,20 @@ def _splits(layer):
         return False
     # A layer may be called with a side input in one place and without in another.
     with_side = any(len(node.input_tensors) > 1 for node in layer._inbound_nodes)
-    return _is_batch_norm(layer) or with_side
+    return _is_batch_norm(layer) or with_side or layer.activation is gelu_tanh
 
 
 def _activation(layer):
     """Returns a layer with the activation of a fused layer."""
-    activation = layer.activation
+    activation = _copy(layer.activation)
+    if isinstance(activation, keras.Layer):
+        return activation
+    return keras.layers.Activation(activation, dtype=layer.dtype_policy)
+
+
+def _copy(activation):
+    """Returns an activation for another layer to have."""
     if isinstance(activation, keras.Layer):
         return type(activation).from_config({**activation.get_config(), "name": None})
-    return keras.layers.Activation(activation, dtype=layer.dtype_policy)
+    # Not by its name: Keras's name for its operation gelu is that of another function.
+    return activation

@@ -29,6 +29,7 @@ class Rebuild:
         self._verb = verb
         self._steps = {}
         self._made = {}
+        self._holders = {}
 
     def plan(self, steps, outputs):
         """Decides about a functional model.
@@ -51,12 +52,22 @@ class Rebuild:
         """
         raise NotImplementedError
 
+    def opens(self, wrapper):
+        """Returns whether the layer in a `TimeDistributed` is converted."""
+        return True
+
+    def keeps(self, layer, holder):
+        """Is told of every layer that stays as it is, since another one holds it."""
+
     def run(self, model):
         """Returns the converted model, with the state and the compilation of the given one."""
         self._survey(model)
+        for layer, holder in self._holders.values():
+            if id(layer) in self.calls:
+                self._refuse_shared(layer, holder)
         converted = self.clone(model)
         for old, new in self._made.values():
-            if id(old) not in self._steps:
+            if not self._has_parts(old):
                 _copy_state(old, new)
         return converted
 
@@ -85,16 +96,48 @@ class Rebuild:
                 "instead."
             )
         self._steps[id(model)] = steps
-        self.calls.update(id(step.operation) for step in steps)
         for step in steps:
-            if isinstance(step.operation, keras.Model):
-                self._survey(step.operation)
+            self._survey_call(step.operation)
+
+    def _survey_call(self, operation):
+        self.calls[id(operation)] += 1
+        if isinstance(operation, keras.Model):
+            self._survey(operation)
+        elif self._is_opened(operation):
+            self._survey_call(operation.layer)
+        elif isinstance(operation, keras.Layer):
+            for layer in operation._flatten_layers(include_self=False):
+                self._survey_held(layer, operation)
+
+    def _survey_held(self, layer, holder):
+        if id(layer) not in self._holders:
+            self._holders[id(layer)] = layer, holder
+            self.keeps(layer, holder)
+        elif self._holders[id(layer)][1] is not holder:
+            self._refuse_shared(layer, holder)
+
+    def _refuse_shared(self, layer, holder):
+        if layer.weights:
+            raise ValueError(
+                f"{self._verb} cannot keep the weights of layer {layer.name} shared, which is in "
+                f"layer {holder.name} of class {type(holder).__name__} and is used outside of it, "
+                "too: use tf_fused_ops.accelerate(model) instead."
+            )
+
+    def _is_opened(self, operation):
+        return type(operation) is keras.layers.TimeDistributed and self.opens(operation)
+
+    def _has_parts(self, operation):
+        return id(operation) in self._steps or self._is_opened(operation)
 
     def _clone(self, operation):
         if isinstance(operation, keras.Sequential):
             return self._sequential(operation)
         if isinstance(operation, keras.Model):
             return self._functional(operation)
+        if self._is_opened(operation):
+            config = {k: v for k, v in operation.get_config().items() if k != "layer"}
+            return type(operation)(self._alone(operation.layer), **config)
         try:
             return type(operation).from_config(operation.get_config())
         except (NotImplementedError, TypeError, ValueError) as error:
@@ -103,6 +146,12 @@ class Rebuild:
                 "since its get_config and from_config do not fit: use "
                 f"tf_fused_ops.accelerate(model) instead. ({error})"
             ) from error
+
+    def _alone(self, layer):
+        """Returns what takes the place of a layer that has nothing before and after it."""
+        step = Step(layer, (object(),), (object(),))
+        layers = self.plan_sequence([step]).get(step) or [self.clone(layer)]
+        return layers[0] if len(layers) == 1 else keras.Sequential(layers)
 
     def _sequential(self, model):
         steps = self._steps[id(model)]

@@ -94,7 +94,7 @@ class _Search:
             return []
         reason = fused._never_fuses(layer)
         if reason:
-            _tell(layer.name, reason)
+            tell(layer.name, reason)
             return []
         steps, activation, side = [head], None, None
         if self._extensible(head):
@@ -138,7 +138,7 @@ class _Search:
         side = add.inputs[add.inputs[0] is y]
         reason = _cannot_add(y, side)
         if reason:
-            _tell(f"{head.operation.name} with {add.operation.name}", reason)
+            tell(f"{head.operation.name} with {add.operation.name}", reason)
             return None
         return side
 
@@ -191,5 +191,6 @@ def _alike(layer, follower):
     return follower.activity_regularizer is None and follower.compute_dtype == layer.compute_dtype
 
 
-def _tell(what, reason):
+def tell(what, reason):
+    """Logs why a layer is not fused."""
     log.vlog(log.NEAR_MISS, f"Not fused: layer {what}: {reason}")
