@@ -4,6 +4,7 @@
 
 #include "cc/core/batch_norm.h"
 #include "cc/core/conv.h"
+#include "cc/core/peak.h"
 
 namespace tfo {
 
@@ -15,6 +16,8 @@ struct Kernels {
   BatchNormApplyFunction* batch_norm_apply;
   BatchNormGradientSumsFunction* batch_norm_gradient_sums;
   BatchNormGradientApplyFunction* batch_norm_gradient_apply;
+  MultiplyAddFunction* multiply_add;
+  CopyFunction* copy;
 };
 
 // The table of the best instruction set that the CPU has, unless

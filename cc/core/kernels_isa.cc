@@ -12,11 +12,13 @@ BatchNormMomentsFunction BatchNormMoments;
 BatchNormApplyFunction BatchNormApply;
 BatchNormGradientSumsFunction BatchNormGradientSums;
 BatchNormGradientApplyFunction BatchNormGradientApply;
+MultiplyAddFunction MultiplyAdd;
+CopyFunction Copy;
 
 extern const Kernels kKernels;
-const Kernels kKernels = {TFO_STRING(TFO_ISA),    &ConvForward,
-                          &ConvGradient,          &BatchNormMoments,
-                          &BatchNormApply,        &BatchNormGradientSums,
-                          &BatchNormGradientApply};
+const Kernels kKernels = {
+    TFO_STRING(TFO_ISA),     &ConvForward,    &ConvGradient,
+    &BatchNormMoments,       &BatchNormApply, &BatchNormGradientSums,
+    &BatchNormGradientApply, &MultiplyAdd,    &Copy};
 
 }  // namespace tfo::TFO_ISA

@@ -7,6 +7,7 @@ namespace tfo::python {
 
 void BindBatchNorm(py::module_& m);
 void BindConv(py::module_& m);
+void BindPeak(py::module_& m);
 
 }  // namespace tfo::python
 
@@ -38,4 +39,5 @@ PYBIND11_MODULE(_core, m) {
       "The instruction sets that this processor can run, best last.");
   tfo::python::BindBatchNorm(m);
   tfo::python::BindConv(m);
+  tfo::python::BindPeak(m);
 }

@@ -75,15 +75,18 @@ class Memory {
   std::vector<void*> blocks_;
 };
 
-// float16, bfloat16 (the dtype of that name), float32 or float64.
-inline DType DTypeOf(const char* name, const py::array& array) {
-  const std::string dtype = py::str(array.dtype());
+inline DType DTypeOf(const char* name, const std::string& dtype) {
   if (dtype == "float16") return DType::kHalf;
   if (dtype == "bfloat16") return DType::kBFloat16;
   if (dtype == "float32") return DType::kFloat;
   if (dtype == "float64") return DType::kDouble;
   throw py::value_error(std::string(name) + " has the unsupported dtype " +
                         dtype);
+}
+
+// float16, bfloat16 (the dtype of that name), float32 or float64.
+inline DType DTypeOf(const char* name, const py::array& array) {
+  return DTypeOf(name, std::string(py::str(array.dtype())));
 }
 
 inline Activation ActivationOf(const std::string& name) {
