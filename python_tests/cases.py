@@ -1,9 +1,11 @@
 """The shapes and attributes on which tests and benchmarks run the ops."""
 
-import dataclasses
 import itertools
 
 import numpy as np
+
+from tf_fused_ops.bench.cases import ALPHA as ALPHA
+from tf_fused_ops.bench.cases import BatchNormCase, ConvCase, MatMulCase
 
 CHANNELS = (1, 3, 17, 31, 33, 64, 100)
 ACTIVATIONS = (
@@ -22,8 +24,6 @@ ACTIVATIONS = (
 )
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 LAYOUTS = ("NHWC", "NCHW")
-# A value that float32 holds exactly: the attribute is a float.
-ALPHA = 0.25
 # Where an activation or its slope jumps; finite differences must stay away from there.
 KINKS = {
     "relu": (0.0,),
@@ -74,85 +74,6 @@ def pairwise(factors, allowed=lambda row: True, seed=0):
     return rows
 
 
-def _text(value):
-    if isinstance(value, tuple):
-        return "x".join(_text(v) for v in value) or "scalar"
-    if isinstance(value, bool):
-        return str(int(value))
-    return str(value)
-
-
-class Case:
-    """A row of the table; its id names every field, so that one line reproduces a failure."""
-
-    def __str__(self):
-        fields = dataclasses.asdict(self)
-        return ",".join(f"{name}={_text(value)}" for name, value in fields.items())
-
-
-@dataclasses.dataclass(frozen=True)
-class ConvCase(Case):
-    """A convolution: `image`, `kernel`, `strides`, `dilations` are (height, width)."""
-
-    batch: int = 2
-    image: tuple = (5, 6)
-    cin: int = 3
-    cout: int = 4
-    kernel: tuple = (3, 3)
-    strides: tuple = (1, 1)
-    dilations: tuple = (1, 1)
-    # "SAME", "VALID" or ((top, bottom), (left, right)).
-    padding: object = "SAME"
-    layout: str = "NHWC"
-    bias: bool = True
-    side: bool = False
-    act: str = "relu"
-    dtype: str = "float32"
-
-    def output_image(self):
-        """(height, width) of the output; negative where the kernel does not fit."""
-        sizes = []
-        for i in range(2):
-            extent = (self.kernel[i] - 1) * self.dilations[i] + 1
-            if self.padding == "SAME":
-                sizes.append(-(-self.image[i] // self.strides[i]))
-            else:
-                pads = (0, 0) if self.padding == "VALID" else self.padding[i]
-                sizes.append((self.image[i] + sum(pads) - extent) // self.strides[i] + 1)
-        return tuple(sizes)
-
-    def ordered(self, batch, image, channels):
-        """A shape or a list of attributes in the order of the layout."""
-        if self.layout == "NHWC":
-            return [batch, *image, channels]
-        return [batch, channels, *image]
-
-    def attributes(self):
-        """Keyword arguments for `conv2d_bias_act` and for `reference.conv2d_bias_act`."""
-        padding = self.padding
-        if not isinstance(padding, str):
-            padding = self.ordered([0, 0], [list(pair) for pair in padding], [0, 0])
-        return {
-            "strides": self.ordered(1, self.strides, 1),
-            "dilations": self.ordered(1, self.dilations, 1),
-            "padding": padding,
-            "data_format": self.layout,
-            "activation": self.act,
-            "alpha": ALPHA,
-        }
-
-    def inputs(self, seed=0):
-        """float64 arrays x, filters, bias, side input, dy; None for those that the case lacks."""
-        rng = np.random.default_rng(seed)
-        x = rng.normal(size=self.ordered(self.batch, self.image, self.cin))
-        taps = max(1, self.kernel[0] * self.kernel[1] * self.cin)
-        filters = rng.normal(size=(*self.kernel, self.cin, self.cout)) / np.sqrt(taps)
-        y_shape = self.ordered(self.batch, self.output_image(), self.cout)
-        bias = rng.normal(size=self.cout) if self.bias else None
-        side = rng.normal(size=y_shape) if self.side else None
-        return x, filters, bias, side, rng.normal(size=y_shape)
-
-
 def conv_cases():
     """Pairwise over sizes, layouts, paddings, optional inputs, activations and dtypes."""
     factors = {
@@ -174,42 +95,6 @@ def conv_cases():
     return [ConvCase(**row) for row in rows]
 
 
-@dataclasses.dataclass(frozen=True)
-class MatMulCase(Case):
-    """A product of a [*lead, m, k] and b [k, n]."""
-
-    lead: tuple = ()
-    m: int = 5
-    k: int = 4
-    n: int = 3
-    ta: bool = False
-    tb: bool = False
-    bias: bool = True
-    side: bool = False
-    act: str = "gelu_erf"
-    dtype: str = "float32"
-
-    def attributes(self):
-        """Keyword arguments for `matmul_bias_act` and for `reference.matmul_bias_act`."""
-        return {
-            "transpose_a": self.ta,
-            "transpose_b": self.tb,
-            "activation": self.act,
-            "alpha": ALPHA,
-        }
-
-    def inputs(self, seed=0):
-        """float64 arrays a, b, bias, side input, dy; None for those that the case lacks."""
-        rng = np.random.default_rng(seed)
-        a = rng.normal(size=(*self.lead, *((self.k, self.m) if self.ta else (self.m, self.k))))
-        b = rng.normal(size=(self.n, self.k) if self.tb else (self.k, self.n))
-        b /= np.sqrt(max(1, self.k))
-        y_shape = (*self.lead, self.m, self.n)
-        bias = rng.normal(size=self.n) if self.bias else None
-        side = rng.normal(size=y_shape) if self.side else None
-        return a, b, bias, side, rng.normal(size=y_shape)
-
-
 def matmul_cases():
     """Pairwise over sizes, transposes, leading dimensions, activations and dtypes."""
     factors = {
@@ -225,48 +110,6 @@ def matmul_cases():
         "side": (False, True),
     }
     return [MatMulCase(**row) for row in pairwise(factors)]
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchNormCase(Case):
-    """A batch normalization: `sizes` are all dimensions but the channels."""
-
-    sizes: tuple = (2, 3, 4)
-    channels: int = 3
-    layout: str = "NHWC"
-    training: bool = True
-    unbiased: bool = True
-    side: bool = False
-    act: str = "relu"
-    dtype: str = "float32"
-
-    def shape(self):
-        """The shape of x."""
-        if self.layout == "NHWC":
-            return (*self.sizes, self.channels)
-        return (self.sizes[0], self.channels, *self.sizes[1:])
-
-    def attributes(self):
-        """Keyword arguments for `batch_norm_act` and for `reference.batch_norm_act`."""
-        return {
-            # Both are exact in float32, as the attributes are floats.
-            "epsilon": 2.0**-10,
-            "momentum": 0.75,
-            "training": self.training,
-            "unbiased": self.unbiased,
-            "data_format": self.layout,
-            "activation": self.act,
-            "alpha": ALPHA,
-        }
-
-    def inputs(self, seed=0):
-        """float64 arrays x, scale, offset, mean, variance, side input or None, dy."""
-        rng = np.random.default_rng(seed)
-        x = rng.normal(size=self.shape()) * 2 + 1
-        scale, offset, mean = rng.normal(size=(3, self.channels))
-        variance = rng.uniform(0.5, 2, size=self.channels)
-        side = rng.normal(size=self.shape()) if self.side else None
-        return x, scale, offset, mean, variance, side, rng.normal(size=self.shape())
 
 
 def batch_norm_cases():

@@ -1,4 +1,4 @@
-"""The command line: `python -m tf_fused_ops info | rules | explain | viz | demo`."""
+"""The command line: `python -m tf_fused_ops info | rules | explain | viz | demo | bench`."""
 
 import sys
 

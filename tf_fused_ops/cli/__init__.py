@@ -7,10 +7,10 @@ returns the exit status.
 import argparse
 
 from tf_fused_ops._version import __version__
-from tf_fused_ops.cli import demo, explain, info, rules, viz
+from tf_fused_ops.cli import bench, demo, explain, info, rules, viz
 from tf_fused_ops.cli.errors import UsageError
 
-_COMMANDS = (info, rules, explain, viz, demo)
+_COMMANDS = (info, rules, explain, viz, demo, bench)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,0 +1,181 @@
+"""The benchmark: its cases and costs, what it prints, and how it ends."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from tf_fused_ops import _core
+from tf_fused_ops.bench import contest, costs, grid, machine, report, table
+from tf_fused_ops.bench.cases import BatchNormCase, ConvCase, MatMulCase, ResNet50Case
+from tf_fused_ops.bench.contest import Timing
+from tf_fused_ops.cli import main
+
+ROOFS = machine.Roofs(operations=500e9, bytes=50e9)
+
+
+def test_quick_run(tmp_path, capsys):
+    path = tmp_path / "times.json"
+    arguments = ["--cases", "*_tiny", "--quick", "--peers", "ours,stock", "--json", str(path)]
+    assert main(["bench", *arguments]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("conv 3x3 17→33, 2x7x7, relu") == 2
+    assert "[7/7]" in printed.err
+    measured = json.loads(path.read_text())
+    assert measured["settings"]["threads"] == machine.cores()
+    assert measured["machine"]["instruction set"] == _core.isa()
+    assert {(case["name"], case["mode"]) for case in measured["cases"]} == {
+        (name, mode)
+        for name in ("conv_tiny", "matmul_tiny", "batch_norm_tiny")
+        for mode in costs.MODES
+    }
+    for case in measured["cases"]:
+        times = {peer: values["ms"] for peer, values in case["peers"].items()}
+        assert list(times) == ["stock", "ours"] and min(times.values()) > 0
+        assert case["best_peer"] == "stock"
+        assert case["ratio_to_stock"] == pytest.approx(times["stock"] / times["ours"])
+        assert case["fraction_of_limit"] == pytest.approx(case["limit_ms"] / times["ours"])
+        assert all(v["least_ms"] <= v["ms"] and v["spread"] >= 0 for v in case["peers"].values())
+    (mean,) = (m for m in measured["geometric means"] if m["mode"] == "step")
+    ratios = [c["ratio_to_best"] for c in measured["cases"] if c["mode"] == "step"]
+    assert mean["ratio_to_best"] == pytest.approx(np.prod(ratios) ** (1 / len(ratios)))
+
+
+def collected(**milliseconds):
+    """A report on one case with these times."""
+    timings = {
+        peer: Timing(error=ms) if isinstance(ms, str) else Timing(1e-3 * ms, 1e-3 * ms, 0.0)
+        for peer, ms in milliseconds.items()
+    }
+    case = table.CASES["conv3x3_64"]
+    settings = {"dtype": "float32", "threads": 2}
+    return report.collect(settings, ROOFS, [("conv3x3_64", case, "forward", timings)])
+
+
+def row(values):
+    return next(line for line in report.lines(values) if line.startswith("| conv"))
+
+
+def test_slower_is_shown_as_slower():
+    values = collected(stock=20, torch=10, ours=16)
+    assert "1.25x " in row(values) and "0.62x slower" in row(values)
+    assert values["cases"][0]["best_peer"] == "torch"
+    assert "slower" not in row(collected(stock=20, torch=10, ours=9))
+
+
+def test_peer_that_fails_is_named_with_its_error():
+    values = collected(stock="no such kernel", xla=12, ours=8)
+    assert values["cases"][0]["ratio_to_stock"] is None
+    assert "| -" in row(values).replace("  ", " ") and "1.50x" in row(values)
+    assert list(report.lines(values))[-1] == "TF, conv 3x3 64→64, 16x56x56, relu: no such kernel"
+    values = collected(stock=3, ours="nothing was fused")
+    assert values["cases"][0]["ratio_to_best"] is None
+    assert "nothing was fused" in list(report.lines(values))[-1]
+
+
+@pytest.mark.parametrize(
+    ("case", "mode", "macs", "elements"),
+    [
+        # x, w and y; then also y, dy, x and w read, dx and dw written.
+        (ConvCase(2, (5, 6), 3, 4), "forward", 2 * 30 * 27 * 4, 180 + 108 + 240),
+        (ConvCase(2, (5, 6), 3, 4), "step", 3 * 2 * 30 * 27 * 4, 3 * (180 + 108 + 240)),
+        (ConvCase(1, (7, 7), 1, 1, strides=(2, 2)), "forward", 16 * 9, 49 + 9 + 16),
+        # The pre-activation is written and read.
+        (MatMulCase(m=5, k=4, n=3), "step", 3 * 60, (20 + 12 + 15) + 30 + 15 + 2 * (20 + 12)),
+        (BatchNormCase((2, 3), 5), "forward", 0, 3 * 30),
+        (BatchNormCase((2, 3), 5, side=True), "step", 0, 10 * 30),
+    ],
+)
+def test_work(case, mode, macs, elements):
+    assert costs.work(case, mode) == (macs, 4 * elements)
+    double = dataclasses.replace(case, dtype="float64")
+    assert costs.work(double, mode).bytes == 8 * elements
+
+
+def test_limit_is_the_larger_of_both():
+    assert costs.Work(500_000, 1).limit_seconds(ROOFS) == pytest.approx(2e-6)
+    assert costs.Work(1, 500_000).limit_seconds(ROOFS) == pytest.approx(1e-5)
+    assert costs.Work(600, 400).intensity() == 3
+
+
+def test_work_of_the_model():
+    keras = pytest.importorskip("keras")
+    model = keras.applications.ResNet50(weights=None, input_shape=(160, 160, 3))
+    macs = weights = 0
+    for layer in model.layers:
+        if isinstance(layer, (keras.layers.Conv2D, keras.layers.Dense)):
+            weights += np.prod(layer.kernel.shape)
+            macs += np.prod(layer.kernel.shape) * np.prod(layer.output.shape[1:-1])
+    work = costs.work(ResNet50Case(), "forward")
+    assert work == (16 * macs, 4 * (weights + 16 * 160 * 160 * 3))
+
+
+def test_grid_has_no_zero_before_the_rectifier_and_no_rounding():
+    case = ConvCase(1, (6, 6), 16, 8, (1, 1))
+    x, w, b, _ = grid.inputs(case)
+    z = np.tensordot(x, w[0, 0], 1) + b
+    assert np.abs(z).min() > 0
+    single = np.tensordot(x.astype(np.float32), w[0, 0].astype(np.float32), 1) + b.astype("f4")
+    np.testing.assert_array_equal(single, z)
+
+
+def test_disagreement_is_found(tmp_path):
+    paths = [str(tmp_path / f"{i}.npy") for i in range(3)]
+    values = np.random.default_rng(0).normal(size=100_000)
+    np.save(paths[0], values)
+    np.save(paths[1], values * (1 + 1e-5))
+    np.save(paths[2], np.where(np.arange(values.size) < 50, np.nan, values))
+    contest.check_equal(paths[1:2], paths[:1], 1e-4)
+    with pytest.raises(contest.Disagreement, match="output 0 differs"):
+        contest.check_equal(paths[1:2], paths[:1], 1e-6)
+    with pytest.raises(contest.Disagreement, match=r"output 0 differs in 0\.05%"):
+        contest.check_equal(paths[2:3], paths[:1], 1e-4)
+
+
+def test_summary_takes_rounds_for_its_spread():
+    timing = contest.summarize([[2, 1, 3], [4, 4, 5], [6]])
+    assert timing == Timing(median=4, least=1, spread=1.0)
+
+
+def test_rates():
+    rates = {
+        dtype: _core.multiply_add_rate(dtype, 1, 10_000)
+        for dtype in ("float16", "bfloat16", "float32", "float64")
+    }
+    assert min(rates.values()) > 1e8
+    assert _core.copy_rate(1, 1 << 20) > 1e8
+    for arguments in (("int8", 1, 10), ("float32", 0, 10), ("float32", 1, 0)):
+        with pytest.raises(ValueError, match=r"dtype|num_threads|rounds"):
+            _core.multiply_add_rate(*arguments)
+    with pytest.raises(ValueError, match="bytes"):
+        _core.copy_rate(1, 0)
+
+
+def test_list(capsys):
+    assert main(["bench", "--list", "--cases", "batch_norm", "resnet50"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed] == [*table.GROUPS["batch_norm"], "resnet50"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--cases", "nonsense*"], "--cases: 'nonsense*' is none of"),
+        (["--dtype", "int8"], "--dtype"),
+        (["--threads", "0"], "--threads: 0 is not between 1 and"),
+        (["--threads", "9999"], "--threads: 9999"),
+        (["--threads", "two"], "--threads"),
+        (["--peers", "stock,nonsense"], "--peers: 'nonsense' is none of"),
+        (["--json", "/dev/null/times.json"], "--json: /dev/null/times.json"),
+        (["--picture", "roofline.txt"], "--picture: roofline.txt ends in none of"),
+        (["--picture", "/dev/null/roofline.svg"], "--picture"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, expected, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "--quick", *arguments])
+    assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert expected in printed.err.splitlines()[-1]

@@ -1,0 +1,232 @@
+"""What the ops are run on: kinds of cases, and the named ones that the benchmark times.
+
+NumPy only, for processes without TensorFlow. The tests take their kinds of cases from here.
+"""
+
+import dataclasses
+
+import numpy as np
+
+# A value that float32 holds exactly: the attribute is a float.
+ALPHA = 0.25
+# Likewise; batch norm's, added to the variance.
+EPSILON = 2.0**-10
+
+
+def _text(value):
+    if isinstance(value, tuple):
+        return "x".join(_text(v) for v in value) or "scalar"
+    if isinstance(value, bool):
+        return str(int(value))
+    return str(value)
+
+
+class Case:
+    """A row of the table; its id names every field, so that one line reproduces a failure."""
+
+    def __str__(self):
+        fields = dataclasses.asdict(self)
+        return ",".join(f"{name}={_text(value)}" for name, value in fields.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvCase(Case):
+    """A convolution: `image`, `kernel`, `strides`, `dilations` are (height, width)."""
+
+    batch: int = 2
+    image: tuple = (5, 6)
+    cin: int = 3
+    cout: int = 4
+    kernel: tuple = (3, 3)
+    strides: tuple = (1, 1)
+    dilations: tuple = (1, 1)
+    # "SAME", "VALID" or ((top, bottom), (left, right)).
+    padding: object = "SAME"
+    layout: str = "NHWC"
+    bias: bool = True
+    side: bool = False
+    act: str = "relu"
+    dtype: str = "float32"
+
+    def _extent(self, i):
+        return (self.kernel[i] - 1) * self.dilations[i] + 1
+
+    def output_image(self):
+        """(height, width) of the output; negative where the kernel does not fit."""
+        return tuple(
+            (self.image[i] + sum(pads) - self._extent(i)) // self.strides[i] + 1
+            for i, pads in enumerate(self.pads())
+        )
+
+    def pads(self):
+        """((top, bottom), (left, right))."""
+        if self.padding == "VALID":
+            return ((0, 0), (0, 0))
+        if self.padding != "SAME":
+            return self.padding
+        pads = []
+        for i in range(2):
+            covered = (-(-self.image[i] // self.strides[i]) - 1) * self.strides[i] + self._extent(i)
+            total = max(covered - self.image[i], 0)
+            pads.append((total // 2, total - total // 2))
+        return tuple(pads)
+
+    def ordered(self, batch, image, channels):
+        """A shape or a list of attributes in the order of the layout."""
+        if self.layout == "NHWC":
+            return [batch, *image, channels]
+        return [batch, channels, *image]
+
+    def attributes(self):
+        """Keyword arguments for `conv2d_bias_act` and for `reference.conv2d_bias_act`."""
+        padding = self.padding
+        if not isinstance(padding, str):
+            padding = self.ordered([0, 0], [list(pair) for pair in padding], [0, 0])
+        return {
+            "strides": self.ordered(1, self.strides, 1),
+            "dilations": self.ordered(1, self.dilations, 1),
+            "padding": padding,
+            "data_format": self.layout,
+            "activation": self.act,
+            "alpha": ALPHA,
+        }
+
+    def title(self):
+        """What it is, for people."""
+        times = "x".join
+        window = times(map(str, self.kernel))
+        if max(self.strides) > 1:
+            window += f" s{max(self.strides)}"
+        if max(self.dilations) > 1:
+            window += f" d{max(self.dilations)}"
+        sizes = times(map(str, (self.batch, *self.image)))
+        layout = "" if self.layout == "NHWC" else f" {self.layout}"
+        return f"conv {window} {self.cin}→{self.cout}, {sizes}{layout}, {self.act}"
+
+    def inputs(self, seed=0):
+        """float64 arrays x, filters, bias, side input, dy; None for those that the case lacks."""
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=self.ordered(self.batch, self.image, self.cin))
+        taps = max(1, self.kernel[0] * self.kernel[1] * self.cin)
+        filters = rng.normal(size=(*self.kernel, self.cin, self.cout)) / np.sqrt(taps)
+        y_shape = self.ordered(self.batch, self.output_image(), self.cout)
+        bias = rng.normal(size=self.cout) if self.bias else None
+        side = rng.normal(size=y_shape) if self.side else None
+        return x, filters, bias, side, rng.normal(size=y_shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class MatMulCase(Case):
+    """A product of a [*lead, m, k] and b [k, n]."""
+
+    lead: tuple = ()
+    m: int = 5
+    k: int = 4
+    n: int = 3
+    ta: bool = False
+    tb: bool = False
+    bias: bool = True
+    side: bool = False
+    act: str = "gelu_erf"
+    dtype: str = "float32"
+
+    def attributes(self):
+        """Keyword arguments for `matmul_bias_act` and for `reference.matmul_bias_act`."""
+        return {
+            "transpose_a": self.ta,
+            "transpose_b": self.tb,
+            "activation": self.act,
+            "alpha": ALPHA,
+        }
+
+    def title(self):
+        """What it is, for people."""
+        sizes = "x".join(map(str, (*self.lead, self.m, self.k, self.n)))
+        return f"matmul {sizes}, {self.act.replace('_', ' ')}"
+
+    def inputs(self, seed=0):
+        """float64 arrays a, b, bias, side input, dy; None for those that the case lacks."""
+        rng = np.random.default_rng(seed)
+        a = rng.normal(size=(*self.lead, *((self.k, self.m) if self.ta else (self.m, self.k))))
+        b = rng.normal(size=(self.n, self.k) if self.tb else (self.k, self.n))
+        b /= np.sqrt(max(1, self.k))
+        y_shape = (*self.lead, self.m, self.n)
+        bias = rng.normal(size=self.n) if self.bias else None
+        side = rng.normal(size=y_shape) if self.side else None
+        return a, b, bias, side, rng.normal(size=y_shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchNormCase(Case):
+    """A batch normalization: `sizes` are all dimensions but the channels."""
+
+    sizes: tuple = (2, 3, 4)
+    channels: int = 3
+    layout: str = "NHWC"
+    training: bool = True
+    unbiased: bool = True
+    side: bool = False
+    act: str = "relu"
+    dtype: str = "float32"
+
+    def shape(self):
+        """The shape of x."""
+        if self.layout == "NHWC":
+            return (*self.sizes, self.channels)
+        return (self.sizes[0], self.channels, *self.sizes[1:])
+
+    def attributes(self):
+        """Keyword arguments for `batch_norm_act` and for `reference.batch_norm_act`."""
+        return {
+            "epsilon": EPSILON,
+            "momentum": 0.75,
+            "training": self.training,
+            "unbiased": self.unbiased,
+            "data_format": self.layout,
+            "activation": self.act,
+            "alpha": ALPHA,
+        }
+
+    def title(self):
+        """What it is, for people."""
+        sizes = "x".join(map(str, self.shape()))
+        layout = "" if self.layout == "NHWC" else f" {self.layout}"
+        return f"batch norm{' + add' if self.side else ''}, {sizes}{layout}, {self.act}"
+
+    def inputs(self, seed=0):
+        """float64 arrays x, scale, offset, mean, variance, side input or None, dy."""
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=self.shape()) * 2 + 1
+        scale, offset, mean = rng.normal(size=(3, self.channels))
+        variance = rng.uniform(0.5, 2, size=self.channels)
+        side = rng.normal(size=self.shape()) if self.side else None
+        return x, scale, offset, mean, variance, side, rng.normal(size=self.shape())
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNet50Case(Case):
+    """Keras's ResNet50 with random weights: images of `size` squared, SGD with momentum."""
+
+    batch: int = 16
+    size: int = 160
+    dtype: str = "float32"
+
+    def title(self):
+        """What it is, for people."""
+        return f"Keras ResNet50, {self.batch}x{self.size}x{self.size}"
+
+    def convolutions(self):
+        """(height and width of the output, kernel, channels in, channels out) of each."""
+        size = -(-self.size // 2)
+        yield size, 7, 3, 64
+        size, channels = -(-size // 2), 64
+        for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+            size = size if width == 64 else -(-size // 2)
+            yield size, 1, channels, 4 * width
+            for _ in range(blocks):
+                yield size, 1, channels, width
+                yield size, 3, width, width
+                yield size, 1, width, 4 * width
+                channels = 4 * width
+
+    classes = 1000

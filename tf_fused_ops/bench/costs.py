@@ -1,0 +1,103 @@
+"""What a case costs at least, and so how fast a machine can be at best."""
+
+import functools
+import math
+from typing import NamedTuple
+
+from tf_fused_ops.bench.cases import BatchNormCase, ConvCase, MatMulCase, ResNet50Case
+
+MODES = ("forward", "step")
+BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+SLOPE_FROM_VALUE = ("relu", "relu6", "elu", "leaky_relu", "sigmoid", "tanh")
+
+
+class Work(NamedTuple):
+    """Multiply-accumulates, and bytes read and written."""
+
+    macs: int
+    bytes: int
+
+    def limit_seconds(self, roofs):
+        """The least time on a machine: the larger of arithmetic's and memory's.
+
+        Args:
+            roofs: A `machine.Roofs`.
+        """
+        return max(2 * self.macs / roofs.operations, self.bytes / roofs.bytes)
+
+    def intensity(self):
+        """Operations a byte; a multiply-accumulate is two."""
+        return 2 * self.macs / self.bytes
+
+
+@functools.singledispatch
+def work(case, mode):
+    """The least `Work` of a case.
+
+    The training step reads what the forward pass kept (x, w and y, or the pre-activation where the
+    slope cannot be read off y) and returns y, dx, dw and db. Batch norm takes its statistics before
+    it uses them, so it reads x twice, and x and dy twice in the backward pass.
+
+    Args:
+        case: A case.
+        mode: "forward" or "step".
+
+    Returns:
+        A `Work`.
+    """
+    raise TypeError(f"case: {type(case).__name__} has no known cost")
+
+
+def _contraction(case, mode, macs, x, w, y):
+    """The work of a product of which x, w and y are the numbers of elements."""
+    size = BYTES[case.dtype]
+    forward = x + w + y
+    if mode == "forward":
+        return Work(macs, size * forward)
+    if case.act == "none":
+        slope = 0
+    elif case.act in SLOPE_FROM_VALUE:
+        slope = y
+    else:
+        slope = 2 * y  # the pre-activation, written and read
+    return Work(3 * macs, size * (forward + slope + y + 2 * (x + w)))
+
+
+@work.register
+def _(case: ConvCase, mode):
+    height, width = case.output_image()
+    pixels = case.batch * height * width
+    filters = math.prod(case.kernel) * case.cin * case.cout
+    x = case.batch * math.prod(case.image) * case.cin
+    return _contraction(case, mode, pixels * filters, x, filters, pixels * case.cout)
+
+
+@work.register
+def _(case: MatMulCase, mode):
+    rows = math.prod(case.lead) * case.m
+    return _contraction(
+        case, mode, rows * case.k * case.n, rows * case.k, case.k * case.n, rows * case.n
+    )
+
+
+@work.register
+def _(case: BatchNormCase, mode):
+    tensor = math.prod(case.shape()) * BYTES[case.dtype]
+    forward = (3 + case.side) * tensor
+    backward = (5 + case.side) * tensor
+    return Work(0, forward if mode == "forward" else forward + backward)
+
+
+@work.register
+def _(case: ResNet50Case, mode):
+    convolutions = list(case.convolutions())
+    dense = convolutions[-1][-1] * case.classes
+    macs = dense + sum(size**2 * kernel**2 * a * b for size, kernel, a, b in convolutions)
+    weights = dense + sum(kernel**2 * a * b for _, kernel, a, b in convolutions)
+    macs *= case.batch
+    images = case.batch * case.size**2 * 3
+    # A lower bound: what the layers hand on is left out. The step reads weights and momentum and
+    # writes both.
+    passes = 1 if mode == "forward" else 4
+    macs *= 1 if mode == "forward" else 3
+    return Work(macs, BYTES[case.dtype] * (images + passes * weights))

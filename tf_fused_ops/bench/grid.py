@@ -1,0 +1,48 @@
+"""Inputs on which all peers must agree, whatever the order of their sums.
+
+All values are multiples of a power of two, few enough for float32 to add their products exactly,
+and no pre-activation is zero: a rectifier lets the same elements pass for every peer. All but a
+bias of batch norm's are exact in bfloat16.
+"""
+
+import functools
+
+import numpy as np
+
+from tf_fused_ops.bench.cases import BatchNormCase
+
+_VALUES = 2.0**-3
+_FILTERS = 2.0**-8
+_BIAS = 2.0**-12
+
+
+def _round(values, step):
+    return np.round(values / step) * step
+
+
+def _odd(values):
+    """Small odd multiples of half a product's unit, so that no sum with products is zero."""
+    return (2 * np.clip(np.round(values * 32), -63, 63) + 1) * _BIAS
+
+
+@functools.lru_cache(maxsize=1)
+def inputs(case):
+    """The inputs of a case, in the order of `case.inputs`, without those that it lacks.
+
+    Args:
+        case: A `ConvCase`, `MatMulCase` or `BatchNormCase`.
+
+    Returns:
+        A list of float64 arrays, the output's gradient dy last.
+    """
+    if isinstance(case, BatchNormCase):
+        x, scale, offset, _, _, side, dy = case.inputs()
+        steps = [(x, _VALUES), (scale, _VALUES), (offset, _VALUES), (side, _VALUES), (dy, _VALUES)]
+        return [_round(value, step) for value, step in steps if value is not None]
+    x, filters, bias, side, dy = case.inputs()
+    values = [_round(x, _VALUES), _round(filters, _FILTERS)]
+    if bias is not None:
+        values.append(_odd(bias))
+    if side is not None:
+        values.append(_round(side, _VALUES))
+    return [*values, _round(dy, _VALUES)]

@@ -1,0 +1,103 @@
+"""The machine: what it is, and what it can do at best."""
+
+import os
+import platform
+from pathlib import Path
+from typing import NamedTuple
+
+from tf_fused_ops import _core
+
+
+class Roofs(NamedTuple):
+    """Operations (a multiply-add is two) and bytes (read or written) a second, at best."""
+
+    operations: float
+    bytes: float
+
+
+def processors(threads):
+    """Processors for some threads, on different cores as long as there are any.
+
+    Args:
+        threads: How many.
+
+    Returns:
+        A list of processor numbers.
+
+    Raises:
+        ValueError: This process may not use as many.
+    """
+    usable = sorted(os.sched_getaffinity(0))
+    if not 1 <= threads <= len(usable):
+        raise ValueError(f"{threads} is not between 1 and {len(usable)}, the processors at hand")
+    first = [number for number in usable if number == min(_siblings(number) & set(usable))]
+    return sorted([*first, *(n for n in usable if n not in first)][:threads])
+
+
+def _siblings(number):
+    """The processors of the same core."""
+    path = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
+    try:
+        siblings = set()
+        for part in path.read_text().strip().split(","):
+            first, _, last = part.partition("-")
+            siblings |= set(range(int(first), int(last or first) + 1))
+        return siblings | {number}
+    except OSError:
+        return {number}
+
+
+def cores():
+    """The number of cores that this process may use."""
+    usable = set(os.sched_getaffinity(0))
+    return len({min(_siblings(number) & usable) for number in usable})
+
+
+def measure(dtype, threads, quick=False):
+    """Measures the roofs.
+
+    Args:
+        dtype: "float32", "bfloat16", "float16" or "float64".
+        threads: How many threads compute and copy.
+        quick: Whether to measure for a shorter time.
+
+    Returns:
+        A `Roofs`.
+    """
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors(threads))
+    try:
+        rounds, megabytes = (1_000_000, 32) if quick else (20_000_000, 128)
+        return Roofs(
+            _core.multiply_add_rate(dtype, threads, rounds),
+            _core.copy_rate(threads, megabytes << 20),
+        )
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def describe():
+    """A dict that names the hardware and the instruction set in use."""
+    return {
+        "processor": _model(),
+        "cores": cores(),
+        "instruction set": _core.isa(),
+        "bfloat16 instructions": "avx512_bf16" in _flags(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _cpuinfo(key):
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
+
+
+def _model():
+    return _cpuinfo("model name") or platform.machine()
+
+
+def _flags():
+    return _cpuinfo("flags").split()

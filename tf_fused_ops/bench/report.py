@@ -1,0 +1,172 @@
+"""The results: as data, and as tables for people, in Markdown."""
+
+import datetime
+import statistics
+
+from tf_fused_ops._version import __version__
+from tf_fused_ops.bench import costs, machine, table
+from tf_fused_ops.bench.workers import PEERS
+
+OURS, STOCK = "ours", "stock"
+MODE_TITLES = {"forward": "forward", "step": "training step"}
+
+
+def collect(settings, roofs, results):
+    """Everything as one dict for JSON.
+
+    Args:
+        settings: A dict of what was asked for.
+        roofs: A `machine.Roofs`.
+        results: A list of (name, case, mode, dict from peer to `contest.Timing`).
+
+    Returns:
+        A dict with the keys "version", "time", "machine", "settings", "roofs", "cases",
+        "geometric means". Times are in milliseconds, roofs in operations and bytes a second.
+    """
+    cases = [_case(roofs, *result) for result in results]
+    return {
+        "version": __version__,
+        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine.describe(),
+        "settings": settings,
+        "roofs": roofs._asdict(),
+        "cases": cases,
+        "geometric means": [
+            {"group": group, "mode": mode, **_means(chosen)}
+            for group in table.GROUPS
+            for mode in costs.MODES
+            if (chosen := [c for c in cases if c["group"] == group and c["mode"] == mode])
+        ],
+    }
+
+
+def _case(roofs, name, case, mode, timings):
+    work = costs.work(case, mode)
+    limit = 1e3 * work.limit_seconds(roofs)
+    peers = {peer: _peer(timing) for peer, timing in timings.items()}
+    others = {peer: values["ms"] for peer, values in peers.items() if peer != OURS}
+    others = {peer: ms for peer, ms in others.items() if ms is not None}
+    best = min(others, key=others.get, default=None)
+    ours = peers.get(OURS, {}).get("ms")
+    return {
+        "name": name,
+        "group": table.group_of(name),
+        "title": case.title(),
+        "mode": mode,
+        "macs": work.macs,
+        "bytes": work.bytes,
+        "limit_ms": limit,
+        "peers": peers,
+        "best_peer": best,
+        "ratio_to_stock": _ratio(others.get(STOCK), ours),
+        "ratio_to_best": _ratio(others.get(best), ours),
+        "fraction_of_limit": _ratio(limit, ours),
+    }
+
+
+def _peer(timing):
+    if timing.error is not None:
+        return {"ms": None, "error": timing.error}
+    return {"ms": 1e3 * timing.median, "least_ms": 1e3 * timing.least, "spread": timing.spread}
+
+
+def _ratio(above, below):
+    return None if above is None or below is None else above / below
+
+
+def _means(cases):
+    keys = ("ratio_to_stock", "ratio_to_best", "fraction_of_limit")
+    return {key: _geometric_mean([case[key] for case in cases]) for key in keys}
+
+
+def _geometric_mean(values):
+    values = [value for value in values if value is not None]
+    return statistics.geometric_mean(values) if values else None
+
+
+def lines(report):
+    """The tables of a report, as lines of Markdown.
+
+    A ratio above one means that tf_fused_ops is faster.
+    """
+    hardware, roofs = report["machine"], report["roofs"]
+    settings = report["settings"]
+    yield (
+        f"{hardware['processor']}, {settings['threads']} of {hardware['cores']} cores, "
+        f"{hardware['instruction set']}; {settings['dtype']}"
+    )
+    yield (
+        f"measured limits: {roofs['operations'] / 1e9:.0f} GFLOP/s, "
+        f"{roofs['bytes'] / 1e9:.1f} GB/s copied (bytes read and written)"
+    )
+    for mode, title in MODE_TITLES.items():
+        cases = [case for case in report["cases"] if case["mode"] == mode]
+        if cases:
+            yield ""
+            yield from _table(title, cases, report)
+    errors = {
+        (peer, values["error"]): case["title"]
+        for case in report["cases"]
+        for peer, values in case["peers"].items()
+        if values["ms"] is None
+    }
+    if errors:
+        yield ""
+    for (peer, error), title in errors.items():
+        yield f"{PEERS[peer]}, {title}: {error}"
+
+
+def _table(title, cases, report):
+    peers = [peer for peer in PEERS if peer in cases[0]["peers"]]
+    header = [f"{title}, ms", "limit", *map(PEERS.get, peers), "to TF", "to best", "of limit"]
+    rows = []
+    for group in table.GROUPS:
+        chosen = [case for case in cases if case["group"] == group]
+        for case in chosen:
+            times = [_time(case["peers"][peer]) for peer in peers]
+            rows.append([case["title"], _number(case["limit_ms"]), *times, *_verdict(case)])
+        if len(chosen) > 1:
+            mode = chosen[0]["mode"]
+            means = next(
+                m for m in report["geometric means"] if (m["group"], m["mode"]) == (group, mode)
+            )
+            name = f"geometric mean, {group.replace('_', ' ')}"
+            rows.append([name, "", *[""] * len(peers), *_verdict(means)])
+    return markdown(header, rows)
+
+
+def _verdict(values):
+    yield _times(values["ratio_to_stock"])
+    yield _times(values["ratio_to_best"])
+    share = values["fraction_of_limit"]
+    yield "-" if share is None else f"{share:.0%}"
+
+
+def _times(ratio):
+    if ratio is None:
+        return "-"
+    return f"{ratio:.2f}x" + (" slower" if ratio < 0.995 else "")
+
+
+def _time(peer):
+    return "-" if peer["ms"] is None else _number(peer["ms"])
+
+
+def _number(ms):
+    return f"{ms:.3f}" if ms < 1 else f"{ms:.2f}" if ms < 10 else f"{ms:.1f}"
+
+
+def markdown(header, rows):
+    """Yields the lines of a table whose columns are aligned, the first one to the left."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+
+    def line(cells):
+        first, *others = (
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return f"| {' | '.join([first, *others])} |"
+
+    yield line(header)
+    yield f"|{'|'.join('-' * (w + 1) + (':' if i else '-') for i, w in enumerate(widths))}|"
+    yield from map(line, rows)

@@ -1,0 +1,188 @@
+"""The cases as plain TensorFlow code, under any decorator."""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from tf_fused_ops.bench import grid
+from tf_fused_ops.bench.cases import EPSILON, BatchNormCase, ConvCase, MatMulCase, ResNet50Case
+
+_ACTIVATIONS = {
+    "none": tf.identity,
+    "relu": tf.nn.relu,
+    "gelu_tanh": functools.partial(tf.nn.gelu, approximate=True),
+    "gelu_erf": functools.partial(tf.nn.gelu, approximate=False),
+}
+_NAMESPACE = "TfFusedOps>"
+# What a fused op replaces; any of them left in a graph means that it was not fused.
+_REPLACED = (
+    "Conv2D",
+    "Conv2DBackpropFilter",
+    "Conv2DBackpropInput",
+    "MatMul",
+    "FusedBatchNormV3",
+    "FusedBatchNormGradV3",
+    "Relu",
+    "ReluGrad",
+)
+
+
+class NotWhatItClaims(Exception):
+    """A peer did not run what its name says."""
+
+
+class Programs:
+    """One TensorFlow peer.
+
+    Args:
+        peer: "stock", "xla" or "ours".
+        threads: Number of threads.
+    """
+
+    def __init__(self, peer, threads):
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+        self._peer = peer
+
+    def load(self, case, mode):
+        """Traces a case.
+
+        Args:
+            case: A case of `bench.cases`.
+            mode: "forward" or "step".
+
+        Returns:
+            A function without arguments that runs it, and a list of the arrays it computes.
+
+        Raises:
+            NotWhatItClaims: The traced graph is not the peer's kind.
+        """
+        if isinstance(case, ResNet50Case):
+            return self._load_model(case, mode)
+        inputs = [tf.constant(value, case.dtype) for value in grid.inputs(case)]
+        forward = _forward(case)
+        if mode == "forward":
+            function, arguments = self.decorate(forward), inputs[:-1]
+        else:
+            function, arguments = self.decorate(training_step(forward)), inputs
+        self._check(function.get_concrete_function(*arguments), whole=True)
+        outputs = tf.nest.flatten(function(*arguments))
+        return lambda: function(*arguments), [_array(output) for output in outputs]
+
+    def decorate(self, function):
+        """The function under the peer's decorator."""
+        if self._peer == "ours":
+            import tf_fused_ops
+
+            return tf_fused_ops.function(function)
+        return tf.function(function, jit_compile=self._peer == "xla", autograph=False)
+
+    def _load_model(self, case, mode):
+        call = self.decorate(resnet50(case, mode))
+        self._check(call.get_concrete_function(), whole=False)
+        # The losses of the first steps.
+        steps = 1 if mode == "forward" else 3
+        return call, [np.stack([_array(call()) for _ in range(steps)])]
+
+    def _check(self, concrete, whole):
+        graph = concrete.graph
+        operations = [op.type for op in graph.get_operations()]
+        for function in graph.as_graph_def().library.function:
+            operations += [node.op for node in function.node_def]
+        fused = any(op.startswith(_NAMESPACE) for op in operations)
+        compiled = concrete.function_def.attr["_XlaMustCompile"].b
+        if compiled != (self._peer == "xla"):
+            raise NotWhatItClaims("compiled by XLA" if compiled else "not compiled by XLA")
+        if fused != (self._peer == "ours"):
+            raise NotWhatItClaims("fused" if fused else "nothing was fused")
+        left = sorted(set(operations) & set(_REPLACED))
+        if self._peer == "ours" and whole and left:
+            raise NotWhatItClaims(f"not fused: {', '.join(left)}")
+
+
+def training_step(forward):
+    """A function of the inputs and dy that returns y and the gradient of every input."""
+
+    def step(*arguments):
+        *inputs, dy = arguments
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            y = forward(*inputs)
+        return [y, *tape.gradient(y, inputs, dy)]
+
+    return step
+
+
+@functools.singledispatch
+def _forward(case):
+    """A function of a case's inputs, in plain TensorFlow."""
+    raise TypeError(f"case: {type(case).__name__} has no TensorFlow program")
+
+
+@_forward.register
+def _(case: ConvCase):
+    def forward(x, filters, bias):
+        y = tf.nn.conv2d(
+            x,
+            filters,
+            case.ordered(1, case.strides, 1),
+            case.padding,
+            case.layout,
+            case.ordered(1, case.dilations, 1),
+        )
+        return _ACTIVATIONS[case.act](tf.nn.bias_add(y, bias, case.layout))
+
+    return forward
+
+
+@_forward.register
+def _(case: MatMulCase):
+    def forward(a, b, bias):
+        return _ACTIVATIONS[case.act](tf.nn.bias_add(tf.matmul(a, b), bias))
+
+    return forward
+
+
+@_forward.register
+def _(case: BatchNormCase):
+    def forward(x, scale, offset, *side):
+        y, _, _ = tf.compat.v1.nn.fused_batch_norm(
+            x, scale, offset, epsilon=EPSILON, data_format=case.layout, is_training=True
+        )
+        return _ACTIVATIONS[case.act](y + side[0] if side else y)
+
+    return forward
+
+
+def resnet50(case, mode):
+    """A function without arguments that predicts, or takes a training step and returns the loss."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(case.dtype)
+    model = keras.applications.ResNet50(weights=None, input_shape=(case.size, case.size, 3))
+    random = np.random.default_rng(0)
+    images = tf.constant(random.normal(size=(case.batch, case.size, case.size, 3)), case.dtype)
+    if mode == "forward":
+        return lambda: model(images, training=False)
+    labels = tf.constant(random.integers(case.classes, size=case.batch))
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+    optimizer.build(model.trainable_variables)
+    entropy = keras.losses.SparseCategoricalCrossentropy()
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = entropy(labels, model(images, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    return step
+
+
+def _array(tensor):
+    """As NumPy knows it: bfloat16 widened."""
+    if tensor.dtype == tf.bfloat16:
+        tensor = tf.cast(tensor, tf.float32)
+    return tensor.numpy()

@@ -1,0 +1,137 @@
+"""The cases in PyTorch, as its users write them: channels last where TensorFlow's are."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from tf_fused_ops.bench import grid
+from tf_fused_ops.bench.cases import EPSILON, BatchNormCase, ConvCase, MatMulCase
+
+_ACTIVATIONS = {
+    "none": lambda y: y,
+    "relu": F.relu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "gelu_erf": F.gelu,
+}
+
+
+class Layout(NamedTuple):
+    """How a tensor of TensorFlow's layout becomes PyTorch's, and back."""
+
+    to_torch: Callable
+    from_torch: Callable
+
+
+AS_IS = Layout(lambda v: v, lambda v: v)
+# A permuted view of [batch, height, width, channels] is PyTorch's channels last.
+CHANNELS_LAST = Layout(lambda v: v.permute(0, 3, 1, 2), lambda v: v.permute(0, 2, 3, 1))
+FILTERS = Layout(lambda v: v.permute(3, 2, 0, 1).contiguous(), lambda v: v.permute(2, 3, 1, 0))
+FILTERS_CHANNELS_LAST = Layout(
+    lambda v: v.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last),
+    FILTERS.from_torch,
+)
+TRANSPOSED = Layout(lambda v: v.t().contiguous(), lambda v: v.t())
+
+
+class Program(NamedTuple):
+    """A function, and the layouts of its inputs and its output."""
+
+    forward: Callable
+    inputs: list
+    output: Layout
+
+
+class Programs:
+    """One PyTorch peer.
+
+    Args:
+        peer: "torch" or "torch_compile".
+        threads: Number of threads.
+    """
+
+    def __init__(self, peer, threads):
+        torch.set_num_threads(threads)
+        self._compiles = peer == "torch_compile"
+
+    def load(self, case, mode):
+        """Prepares a case, as `tensorflow_programs.Programs.load` does."""
+        program = _program(case)
+        layouts = [*program.inputs, program.output]
+        *inputs, dy = (
+            layout.to_torch(torch.from_numpy(value).to(getattr(torch, case.dtype)))
+            for layout, value in zip(layouts, grid.inputs(case), strict=True)
+        )
+        forward = self.decorate(program.forward)
+        if mode == "forward":
+
+            @torch.inference_mode()
+            def call():
+                return [forward(*inputs)]
+        else:
+            for value in inputs:
+                value.requires_grad_()
+
+            def call():
+                y = forward(*inputs)
+                return [y, *torch.autograd.grad(y, inputs, dy)]
+
+        return call, [
+            _array(layout.from_torch(value.detach()))
+            for layout, value in zip([program.output, *program.inputs], call(), strict=False)
+        ]
+
+    def decorate(self, function):
+        """The function as it is, or compiled: an error where it cannot be compiled whole."""
+        if not self._compiles:
+            return function
+        torch._dynamo.reset()
+        return torch.compile(function, fullgraph=True, dynamic=False)
+
+
+@functools.singledispatch
+def _program(case):
+    """The `Program` of a case."""
+    raise NotImplementedError(f"there is no {case.title()} in PyTorch itself")
+
+
+@_program.register
+def _(case: ConvCase):
+    last = case.layout == "NHWC"
+    image, filters = (CHANNELS_LAST, FILTERS_CHANNELS_LAST) if last else (AS_IS, FILTERS)
+    pads = case.pads()
+    even = all(before == after for before, after in pads)
+    padding = [before for before, _ in pads] if even else 0
+
+    def forward(x, w, b):
+        if not even:
+            x = F.pad(x, [*pads[1], *pads[0]])
+        return _ACTIVATIONS[case.act](F.conv2d(x, w, b, case.strides, padding, case.dilations))
+
+    return Program(forward, [image, filters, AS_IS], image)
+
+
+@_program.register
+def _(case: MatMulCase):
+    def forward(a, b, bias):
+        return _ACTIVATIONS[case.act](F.linear(a, b, bias))
+
+    return Program(forward, [AS_IS, TRANSPOSED, AS_IS], AS_IS)
+
+
+@_program.register
+def _(case: BatchNormCase):
+    image = CHANNELS_LAST if case.layout == "NHWC" else AS_IS
+
+    def forward(x, scale, offset, *side):
+        y = F.batch_norm(x, None, None, scale, offset, training=True, eps=EPSILON)
+        return _ACTIVATIONS[case.act](y + side[0] if side else y)
+
+    return Program(forward, [image, AS_IS, AS_IS, *([image] if case.side else [])], image)
+
+
+def _array(tensor):
+    """As NumPy knows it: bfloat16 widened."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -1,0 +1,98 @@
+"""The process of one peer; `workers.Worker` starts this file by its path and talks to it.
+
+Requests are lines of JSON on the standard input, answers lines of JSON on the standard output.
+"""
+
+import gc
+import json
+import os
+import sys
+import time
+import types
+from pathlib import Path
+
+
+class Server:
+    """Answers requests; one program is loaded at a time.
+
+    Args:
+        programs: What `load` is called on, as `tensorflow_programs.Programs`.
+    """
+
+    def __init__(self, programs):
+        self._programs = programs
+        self._call = None
+
+    def load(self, name, dtype, mode, folder):
+        """Loads a case and saves what it computes; returns the files."""
+        import numpy as np
+
+        from tf_fused_ops.bench import table
+
+        self.unload()
+        (case,) = table.select([name], dtype).values()
+        self._call, arrays = self._programs.load(case, mode)
+        paths = [str(Path(folder, f"{os.getpid()}_{i}.npy")) for i in range(len(arrays))]
+        for path, array in zip(paths, arrays, strict=True):
+            np.save(path, array)
+        return paths
+
+    def run(self, seconds):
+        """Calls the program for some time, at least once; returns the seconds of each call."""
+        self._call()  # brings back into the caches what others have displaced
+        times, start = [], time.perf_counter()
+        while not times or time.perf_counter() - start < seconds:
+            before = time.perf_counter()
+            self._call()
+            times.append(time.perf_counter() - before)
+        return times
+
+    def unload(self):
+        """Lets go of the program."""
+        self._call = None
+        gc.collect()
+
+    def memory(self, name):
+        """Runs a training step; returns the resident bytes before it, and at most during it."""
+        from tf_fused_ops.bench import memory
+
+        return memory.measure(self._programs, name)
+
+
+def main(peer, processors, package):
+    """Serves until the standard input ends.
+
+    Args:
+        peer: A name of `workers.PEERS`.
+        processors: Numbers of the processors to run on, with commas between them.
+        package: The folder of tf_fused_ops.
+    """
+    requests = sys.stdin
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not be taken for an answer
+    processors = [int(number) for number in processors.split(",")]
+    os.sched_setaffinity(0, processors)
+    # The folder of the package instead of the folder of this file.
+    sys.path[0] = str(package.parent)
+    if peer != "ours":
+        # The benchmark's modules only: no op library, and no TensorFlow beside PyTorch.
+        bare = types.ModuleType("tf_fused_ops")
+        bare.__path__ = [str(package)]
+        sys.modules["tf_fused_ops"] = bare
+    if peer.startswith("torch"):
+        from tf_fused_ops.bench.torch_programs import Programs
+    else:
+        from tf_fused_ops.bench.tensorflow_programs import Programs
+    server = Server(Programs(peer, len(processors)))
+    gc.disable()
+    for line in requests:
+        request = json.loads(line)
+        try:
+            answer = {"value": getattr(server, request["do"])(**request["with"])}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:], Path(__file__).resolve().parents[1])

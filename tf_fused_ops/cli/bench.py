@@ -1,0 +1,135 @@
+"""`bench`: times the package beside its peers, and beside what the machine can do at best."""
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+from tf_fused_ops.bench import contest, costs, machine, progress, report, table
+from tf_fused_ops.bench.workers import PEERS, installed
+from tf_fused_ops.cli.errors import UsageError
+
+_EXAMPLES = """\
+examples:
+  python -m tf_fused_ops bench --quick
+  python -m tf_fused_ops bench --cases "conv*" matmul_gelu_tanh --dtype bfloat16
+  python -m tf_fused_ops bench --cases contraction --json times.json --picture roofline.svg
+  python -m tf_fused_ops bench --cases resnet50 --peers stock,xla,ours
+"""
+_NONE = contest.Timing()
+_PICTURES = (".svg", ".png", ".pdf")
+
+
+def add_parser(subparsers):
+    """Adds the subcommand and returns its parser."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="time the package beside TensorFlow, XLA and PyTorch, and beside the machine's limits",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        metavar="GLOB",
+        default=[group for group in table.GROUPS if group != "model"],
+        help=f"names, or groups ({', '.join(table.GROUPS)}); * is a wildcard "
+        "(default: all but the model)",
+    )
+    parser.add_argument("--list", action="store_true", help="list the cases and end")
+    parser.add_argument(
+        "--dtype", choices=tuple(costs.BYTES), default="float32", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=machine.cores(), metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--peers",
+        metavar="NAMES",
+        help=f"with commas between them, of {', '.join(PEERS)} (default: all that are installed)",
+    )
+    parser.add_argument("--quick", action="store_true", help="measure for a shorter time")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw the rates under the machine's roofs"
+    )
+    return parser
+
+
+def run(args):
+    """Measures and prints; returns 0, or 1 if the package failed in a case."""
+    cases = _cases(args)
+    if args.list:
+        print("\n".join(_listing(cases)))
+        return 0
+    peers = _peers(args)
+    _check(args)
+    effort = contest.QUICK if args.quick else contest.FULL
+    contestants = {peer: contest.Contestant(peer, args.threads) for peer in peers}
+    results = []
+    with progress.shown(1 + len(cases) * len(costs.MODES)) as step:
+        step("the machine's limits")
+        roofs = machine.measure(args.dtype, args.threads, args.quick)
+        with contest.Contest(list(contestants.values()), effort) as running:
+            for name, case in cases.items():
+                for mode in costs.MODES:
+                    step(f"{case.title()}: {report.MODE_TITLES[mode]}")
+                    timings = running.run(name, args.dtype, mode)
+                    by_peer = {peer: timings[key] for peer, key in contestants.items()}
+                    results.append((name, case, mode, by_peer))
+    settings = {"dtype": args.dtype, "threads": args.threads, "effort": effort._asdict()}
+    collected = report.collect(settings, roofs, results)
+    print("\n".join(report.lines(collected)))
+    if args.json:
+        args.json.write_text(json.dumps(collected, indent=2, ensure_ascii=False) + "\n")
+    if args.picture:
+        from tf_fused_ops.bench import roofline
+
+        roofline.draw(collected, args.picture)
+    failed = any(timings.get(report.OURS, _NONE).error for *_, timings in results)
+    return 1 if failed else 0
+
+
+def _listing(cases):
+    width = max(map(len, cases))
+    for name, case in cases.items():
+        yield f"{name:<{width}}  {table.group_of(name)}: {case.title()}"
+
+
+def _cases(args):
+    try:
+        return table.select(args.cases, args.dtype)
+    except ValueError as error:
+        raise UsageError(f"--cases: {error}") from error
+
+
+def _peers(args):
+    if args.peers is None:
+        for peer in PEERS:
+            if not installed(peer):
+                print(f"{PEERS[peer]} is left out: PyTorch is not installed", file=sys.stderr)
+        return [peer for peer in PEERS if installed(peer)]
+    names = [name.strip() for name in args.peers.split(",")]
+    for name in names:
+        if name not in PEERS:
+            raise UsageError(f"--peers: '{name}' is none of {', '.join(PEERS)}")
+        if not installed(name):
+            raise UsageError(f"--peers: {name} needs PyTorch: run pip install torch")
+    return [peer for peer in PEERS if peer in names]
+
+
+def _check(args):
+    try:
+        machine.processors(args.threads)
+    except ValueError as error:
+        raise UsageError(f"--threads: {error}") from error
+    for option, path in (("--json", args.json), ("--picture", args.picture)):
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise UsageError(f"{option}: {path} is not a file in an existing folder")
+    if args.picture is None:
+        return
+    if args.picture.suffix not in _PICTURES:
+        raise UsageError(f"--picture: {args.picture} ends in none of {', '.join(_PICTURES)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--picture: needs matplotlib: run pip install matplotlib")
