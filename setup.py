@@ -36,11 +36,13 @@ class CMakeBuild(build_ext):
         (build / "CMakeCache.txt").unlink(missing_ok=True)
         jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+        cuda = os.environ.get("TFO_CUDA") or "AUTO"
         self._run(
             "configuring",
             *("cmake", "-S", str(ROOT), "-B", str(build), *generator),
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DTFO_OUTPUT_DIR={output}",
+            f"-DTFO_CUDA={cuda}",
         )
         self._run(f"compiling with {jobs} jobs", "cmake", "--build", str(build), "-j", jobs)
 

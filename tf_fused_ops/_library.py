@@ -3,7 +3,9 @@
 `ops` holds the generated wrappers of the registered ops. Importing this module compares what
 `_ops.so` was built for (`_build_info.json` beside it, read before the library is opened, since a
 library of another C++ ABI cannot be opened) with what is installed; a mismatch raises
-`LibraryError` with one sentence that names the remedy.
+`LibraryError` with one sentence that names the remedy. The GPU kernels, `_cuda_ops.so`, are loaded
+where they were built and TensorFlow is built with CUDA; without them everything works on the CPU,
+and `cuda_status` says why.
 """
 
 import ctypes
@@ -15,10 +17,12 @@ import site
 from itertools import count
 from pathlib import Path
 
+from tf_fused_ops._gpu_code import gpu_code
 from tf_fused_ops._version import __version__
 
 _FOLDER = Path(__file__).absolute().parent
 _LIBRARY = _FOLDER / "_ops.so"
+_CUDA_LIBRARY = _FOLDER / "_cuda_ops.so"
 _SUPPORTED = "2.21"
 _PYTHON = platform.python_version()
 _INSTALL_TENSORFLOW = (
@@ -117,15 +121,38 @@ def _load(info, tensorflow):
             f"{tensorflow.__version__} ({error.message}): {_rebuild()}."
         ) from error
     handle = ctypes.CDLL(str(_LIBRARY))
-    for name in ("tfo_build_info", "tfo_isa", "tfo_available_isa"):
+    _check_same_build(_LIBRARY, info)
+    for name in ("tfo_isa", "tfo_available_isa"):
         getattr(handle, name).restype = ctypes.c_char_p
     handle.tfo_set_isa.argtypes = [ctypes.c_char_p]
     handle.tfo_available_isa.argtypes = [ctypes.c_int]
-    if json.loads(handle.tfo_build_info()) != info:
-        raise LibraryError(
-            f"_ops.so and _build_info.json in {_FOLDER} come from different builds: {_rebuild()}."
-        )
     return ops, handle
+
+
+def _check_same_build(library, info):
+    answer = ctypes.CDLL(str(library)).tfo_build_info
+    answer.restype = ctypes.c_char_p
+    if json.loads(answer()) != info:
+        raise LibraryError(
+            f"{library.name} and _build_info.json in {_FOLDER} come from different builds: "
+            f"{_rebuild()}."
+        )
+
+
+def _load_cuda(info, tensorflow):
+    """Loads the GPU kernels and returns (loaded, what there is to say about it)."""
+    if info["cuda_compiler"] == "none":
+        return False, "not built (no CUDA compiler was found, or TFO_CUDA was OFF)"
+    if not _CUDA_LIBRARY.exists():
+        return False, f"{_CUDA_LIBRARY.name} is missing: {_rebuild()}"
+    if not tensorflow.test.is_built_with_cuda():
+        return False, "not loaded, as the installed TensorFlow is built without CUDA"
+    try:
+        tensorflow.load_op_library(str(_CUDA_LIBRARY))
+        _check_same_build(_CUDA_LIBRARY, info)
+    except (tensorflow.errors.OpError, LibraryError) as error:
+        return False, f"not loaded: {error}"
+    return True, "loaded"
 
 
 _info = _read_build_info()
@@ -133,15 +160,35 @@ _check_python_modules()
 _tensorflow = _import_tensorflow()
 _check(_info, _tensorflow)
 ops, _handle = _load(_info, _tensorflow)
+_cuda_loaded, _cuda_status = _load_cuda(_info, _tensorflow)
 
 
 def build_info():
     """Returns what the op library was built for.
 
     Returns:
-        A dict with package_version, tensorflow_version, cxx11_abi, variant, compiler, processor.
+        A dict with package_version, tensorflow_version, cxx11_abi, compiler, cuda_compiler ("none"
+        without the GPU half), processor.
     """
     return dict(_info)
+
+
+def cuda_loaded():
+    """Returns whether the GPU kernels are registered with TensorFlow."""
+    return _cuda_loaded
+
+
+def cuda_status():
+    """Returns "loaded", or in words why the GPU kernels are not."""
+    return _cuda_status
+
+
+def cuda_code():
+    """Returns the GPU code in the binary as (architecture, form) pairs; empty where none was built.
+
+    An architecture is a compute capability times ten, a form "machine code" or "PTX".
+    """
+    return gpu_code(_CUDA_LIBRARY) if _CUDA_LIBRARY.exists() else []
 
 
 def isa():

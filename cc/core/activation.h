@@ -6,10 +6,16 @@
 #ifndef TFO_CC_CORE_ACTIVATION_H_
 #define TFO_CC_CORE_ACTIVATION_H_
 
+// TFO_ANY_CALLEE: the function's argument may be callable on one side alone.
 #if defined(__CUDACC__)
 #define TFO_HOST_DEVICE __host__ __device__ __forceinline__
 #else
 #define TFO_HOST_DEVICE inline __attribute__((always_inline))
+#endif
+#if defined(__NVCC__)
+#define TFO_ANY_CALLEE _Pragma("nv_exec_check_disable")
+#else
+#define TFO_ANY_CALLEE
 #endif
 
 namespace tfo {
@@ -168,9 +174,9 @@ struct ActivationConstant {
 };
 
 // Calls body(ActivationConstant<A>{}) for the activation given at run time.
+TFO_ANY_CALLEE
 template <class Body>
-inline __attribute__((always_inline)) void WithActivation(Activation activation,
-                                                          const Body& body) {
+TFO_HOST_DEVICE void WithActivation(Activation activation, const Body& body) {
   switch (activation) {
 #define TFO_CASE(A)   \
   case Activation::A: \

@@ -15,6 +15,7 @@ from tf_fused_ops._version import __version__
 _DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly", "tf-nightly-cpu")
 _ENVIRONMENT = (
     "TF_FUSED_OPS_ISA",
+    "TFO_CUDA",
     "TF_CPP_VMODULE",
     "TF_CPP_MIN_LOG_LEVEL",
     "TF_ENABLE_ONEDNN_OPTS",
@@ -31,6 +32,25 @@ def _distribution_versions(names):
             continue
 
 
+def describe_gpu_code(code):
+    """Returns (architecture, form) pairs in words."""
+    if not code:
+        return "none"
+    machine = [str(arch) for arch, form in code if form == "machine code"]
+    ptx = [arch for arch, form in code if form == "PTX"]
+    parts = []
+    if machine:
+        parts.append(f"machine code for compute capability {', '.join(map(_capability, machine))}")
+    if ptx:
+        newest = _capability(max(ptx))
+        parts.append(f"PTX {newest}, which the driver translates for {newest} and later")
+    return "; ".join(parts)
+
+
+def _capability(arch):
+    return f"{int(arch) // 10}.{int(arch) % 10}"
+
+
 def collect():
     """Returns a dict of section -> {name: value}, every value a string."""
     built = _library.build_info()
@@ -39,9 +59,9 @@ def collect():
         "package": {
             "tf_fused_ops": __version__,
             "folder": str(Path(__file__).resolve().parent.parent),
-            "variant": built["variant"],
-            "CUDA code": "none" if built["variant"] == "cpu" else built["variant"],
             "compiler": built["compiler"],
+            "CUDA compiler": built["cuda_compiler"],
+            "GPU code": describe_gpu_code(_library.cuda_code()),
         },
         "built for": {
             "TensorFlow": built["tensorflow_version"],
@@ -60,6 +80,7 @@ def collect():
             "instruction sets found": " ".join(_library.available_isas()),
             "instruction set used": _library.isa(),
             "graphics cards": " ".join(gpus) or "none",
+            "GPU kernels": _library.cuda_status(),
         },
         "environment": {name: os.environ.get(name, "not set") for name in _ENVIRONMENT},
     }

@@ -1,0 +1,52 @@
+// The core's activations on the device.
+#ifndef TFO_CUDA_ACTIVATION_H_
+#define TFO_CUDA_ACTIVATION_H_
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+
+#include "cc/core/activation.h"
+
+namespace tfo::cuda {
+
+struct DeviceMath {
+  using Scalar = float;
+
+  static TFO_HOST_DEVICE float Exp(float x) { return expf(x); }
+  static TFO_HOST_DEVICE float Expm1(float x) { return expm1f(x); }
+  static TFO_HOST_DEVICE float Tanh(float x) { return tanhf(x); }
+  static TFO_HOST_DEVICE float Erfc(float x) { return erfcf(x); }
+};
+
+using DeviceActivation = ActivationFunctions<DeviceMath, float>;
+
+// The activation is the same for a whole grid: a branch on it for a vector at a
+// time costs little, and one kernel serves them all.
+template <int N>
+__device__ void ActivationValues(Activation activation, float alpha,
+                                 float (&z)[N]) {
+  WithActivation(activation, [&](auto a) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      z[i] = DeviceActivation::Value<decltype(a)::value>(z[i], alpha);
+    }
+  });
+}
+
+// From what the forward op saved (the values where SlopeFromValue, else the
+// pre-activations) to the slopes.
+template <int N>
+__device__ void ActivationSlopes(Activation activation, float alpha,
+                                 float (&saved)[N]) {
+  WithActivation(activation, [&](auto a) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      saved[i] = DeviceActivation::Slope<decltype(a)::value>(saved[i], alpha);
+    }
+  });
+}
+
+}  // namespace tfo::cuda
+
+#endif  // TFO_CUDA_ACTIVATION_H_

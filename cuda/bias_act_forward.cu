@@ -1,0 +1,78 @@
+// y = act(x + bias (+ side)), elementwise over columns.
+#include "cuda/activation.h"
+#include "cuda/bias_act.h"
+#include "cuda/columns.h"
+
+namespace tfo::cuda {
+namespace {
+
+constexpr int kBlocksPerMultiprocessor = 16;
+
+template <class T>
+struct Operands {
+  const T *x, *bias, *side;
+  T *y, *pre_activation;
+};
+
+template <class T>
+__global__ void __launch_bounds__(kBlockThreads, 3)
+    BiasActKernel(Columns columns, VectorArray array, Operands<T> p,
+                  Activation activation, float alpha) {
+  constexpr int kLanes = kVector<T>;
+  const ColumnThread thread(columns);
+  if (thread.lane >= columns.width) return;
+  float bias[kLanes] = {};
+  if (p.bias != nullptr) LoadChannels(columns, thread.lane, p.bias, bias);
+  for (std::int64_t row = thread.row; row < columns.rows;
+       row += kUnroll * thread.step) {
+    Vector<T> x[kUnroll], side[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const std::int64_t r = row + u * thread.step;
+      if (r >= columns.rows) break;
+      const std::int64_t at = r * columns.width + thread.lane;
+      x[u] = array.Load(p.x, at);
+      if (p.side != nullptr) side[u] = array.Load(p.side, at);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const std::int64_t r = row + u * thread.step;
+      if (r >= columns.rows) break;
+      const std::int64_t at = r * columns.width + thread.lane;
+      float z[kLanes];
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) {
+        z[i] = x[u][i] + bias[i];
+        if (p.side != nullptr) z[i] += side[u][i];
+      }
+      if (p.pre_activation != nullptr) array.Store(z, p.pre_activation, at);
+      ActivationValues(activation, alpha, z);
+      array.Store(z, p.y, at);
+    }
+  }
+}
+
+}  // namespace
+
+Status BiasActForward(const BiasActArgs& args, Stream stream) {
+  if (args.outer * args.channels * args.inner == 0) return {};
+  Device device;
+  TFO_CUDA_RETURN_IF_ERROR(CurrentDevice(&device));
+  return WithElement(args.dtype, [&](auto element) {
+    using T = typename decltype(element)::type;
+    const Columns columns =
+        PlanColumns(args.outer, args.channels, args.inner, kVector<T>,
+                    device.multiprocessors * kBlocksPerMultiprocessor);
+    const VectorArray array{columns.elements, Aligned(args.x, args.side, args.y,
+                                                      args.pre_activation)};
+    const Operands<T> operands{
+        static_cast<const T*>(args.x), static_cast<const T*>(args.bias),
+        static_cast<const T*>(args.side), static_cast<T*>(args.y),
+        static_cast<T*>(args.pre_activation)};
+    return Launch("BiasActForward", {columns.Grid(), columns.Block()}, stream,
+                  BiasActKernel<T>, columns, array, operands, args.activation,
+                  static_cast<float>(args.alpha));
+  });
+}
+
+}  // namespace tfo::cuda

@@ -1,0 +1,56 @@
+// Element types on the device: each is read as float32 and rounded when it is
+// written.
+#ifndef TFO_CUDA_ELEMENT_H_
+#define TFO_CUDA_ELEMENT_H_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "cc/core/types.h"
+#include "cuda/status.h"
+
+namespace tfo::cuda {
+
+__device__ inline float ToFloat(float v) { return v; }
+__device__ inline float ToFloat(__half v) { return __half2float(v); }
+__device__ inline float ToFloat(__nv_bfloat16 v) { return __bfloat162float(v); }
+
+template <class T>
+__device__ inline T FromFloat(float v);
+template <>
+__device__ inline float FromFloat<float>(float v) {
+  return v;
+}
+template <>
+__device__ inline __half FromFloat<__half>(float v) {
+  return __float2half_rn(v);
+}
+template <>
+__device__ inline __nv_bfloat16 FromFloat<__nv_bfloat16>(float v) {
+  return __float2bfloat16_rn(v);
+}
+
+template <class T>
+struct Element {
+  using type = T;
+};
+
+// Calls body(Element<T>{}) for the type that stores `dtype`.
+template <class Body>
+Status WithElement(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::kHalf:
+      return body(Element<__half>{});
+    case DType::kBFloat16:
+      return body(Element<__nv_bfloat16>{});
+    case DType::kFloat:
+      return body(Element<float>{});
+    default:
+      return Unsupported("dtype", "the GPU kernels compute in float32");
+  }
+}
+
+}  // namespace tfo::cuda
+
+#endif  // TFO_CUDA_ELEMENT_H_

@@ -1,0 +1,93 @@
+// The one place from which kernels are launched, and the facts of the device
+// that launch configurations are made from.
+#ifndef TFO_CUDA_LAUNCH_H_
+#define TFO_CUDA_LAUNCH_H_
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "cuda/status.h"
+
+namespace tfo::cuda {
+
+inline Status RuntimeStatus(cudaError_t code, const char* call) {
+  if (code == cudaSuccess) return {};
+  return {Status::Source::kRuntime, static_cast<int>(code), call,
+          cudaGetErrorString(code)};
+}
+
+struct Device {
+  int multiprocessors;
+  int threads_per_multiprocessor;
+  int shared_bytes_per_block;  // after opting in to more than the default
+  bool cooperative;            // grids that synchronise can be launched
+};
+
+// The device that is current in the calling thread; in an op, the op's.
+Status CurrentDevice(Device* device);
+
+struct LaunchConfig {
+  dim3 grid, block;
+  std::size_t shared_bytes = 0;  // dynamic
+  bool cooperative = false;
+};
+
+constexpr std::size_t kDefaultSharedBytes = 48 * 1024;
+
+template <class... Parameters, class... Arguments>
+Status Launch(const char* name, const LaunchConfig& config, Stream stream,
+              void (*kernel)(Parameters...), Arguments&&... arguments) {
+  if (config.shared_bytes > kDefaultSharedBytes) {
+    TFO_CUDA_RETURN_IF_ERROR(RuntimeStatus(
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(config.shared_bytes)),
+        name));
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = config.grid;
+  launch.blockDim = config.block;
+  launch.dynamicSmemBytes = config.shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &attribute;
+  launch.numAttrs = config.cooperative ? 1 : 0;
+  return RuntimeStatus(
+      cudaLaunchKernelEx(&launch, kernel,
+                         std::forward<Arguments>(arguments)...),
+      name);
+}
+
+// How many blocks of a kernel the device runs at a time.
+template <class... Parameters>
+Status ResidentBlocks(const char* name, const Device& device, int threads,
+                      std::size_t shared_bytes, void (*kernel)(Parameters...),
+                      std::int64_t* blocks) {
+  if (shared_bytes > kDefaultSharedBytes) {
+    TFO_CUDA_RETURN_IF_ERROR(RuntimeStatus(
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(shared_bytes)),
+        name));
+  }
+  int per_multiprocessor = 0;
+  TFO_CUDA_RETURN_IF_ERROR(
+      RuntimeStatus(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+                        &per_multiprocessor, kernel, threads, shared_bytes),
+                    name));
+  *blocks = std::int64_t{per_multiprocessor} * device.multiprocessors;
+  return {};
+}
+
+constexpr std::int64_t CeilDiv(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace tfo::cuda
+
+#endif  // TFO_CUDA_LAUNCH_H_

@@ -1,0 +1,69 @@
+// 16 bytes of elements at a time.
+#ifndef TFO_CUDA_VECTOR_H_
+#define TFO_CUDA_VECTOR_H_
+
+#include <cstdint>
+
+#include "cuda/element.h"
+
+namespace tfo::cuda {
+
+template <class T>
+constexpr int kVector = 16 / static_cast<int>(sizeof(T));
+
+template <class T>
+struct alignas(16) Vector {
+  T values[kVector<T>];
+
+  __device__ float operator[](int i) const { return ToFloat(values[i]); }
+};
+
+// A dense array that is read or written in vectors beginning at any multiple of
+// kVector<T>.
+struct VectorArray {
+  std::int64_t size;  // elements
+  bool aligned;       // every pointer used with it is a multiple of 16 bytes
+
+  // Elements past the end read as zero.
+  template <class T>
+  __device__ Vector<T> Load(const T* data, std::int64_t at) const {
+    if (aligned && at + kVector<T> <= size) {
+      return *reinterpret_cast<const Vector<T>*>(data + at);
+    }
+    Vector<T> vector;
+#pragma unroll
+    for (int i = 0; i < kVector<T>; ++i) {
+      vector.values[i] = at + i < size ? data[at + i] : FromFloat<T>(0);
+    }
+    return vector;
+  }
+
+  // Elements past the end are not written.
+  template <class T>
+  __device__ void Store(const float (&from)[kVector<T>], T* data,
+                        std::int64_t at) const {
+    Vector<T> vector;
+#pragma unroll
+    for (int i = 0; i < kVector<T>; ++i) {
+      vector.values[i] = FromFloat<T>(from[i]);
+    }
+    if (aligned && at + kVector<T> <= size) {
+      *reinterpret_cast<Vector<T>*>(data + at) = vector;
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kVector<T>; ++i) {
+      if (at + i < size) data[at + i] = vector.values[i];
+    }
+  }
+};
+
+// Whether all of these, null or not, are multiples of 16 bytes.
+template <class... Pointers>
+bool Aligned(const Pointers*... pointers) {
+  return (... && (reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0));
+}
+
+}  // namespace tfo::cuda
+
+#endif  // TFO_CUDA_VECTOR_H_
