@@ -141,7 +141,7 @@ def _check_same_build(library, info):
 
 def _load_cuda(info, tensorflow):
     """Loads the GPU kernels and returns (loaded, what there is to say about it)."""
-    if info["cuda_compiler"] == "none":
+    if info.get("cuda_compiler", "none") == "none":
         return False, "not built (no CUDA compiler was found, or TFO_CUDA was OFF)"
     if not _CUDA_LIBRARY.exists():
         return False, f"{_CUDA_LIBRARY.name} is missing: {_rebuild()}"

@@ -60,7 +60,7 @@ def collect():
             "tf_fused_ops": __version__,
             "folder": str(Path(__file__).resolve().parent.parent),
             "compiler": built["compiler"],
-            "CUDA compiler": built["cuda_compiler"],
+            "CUDA compiler": built.get("cuda_compiler", "none"),
             "GPU code": describe_gpu_code(_library.cuda_code()),
         },
         "built for": {
