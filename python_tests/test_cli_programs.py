@@ -168,7 +168,7 @@ def test_files_that_are_not_graphs(content, tmp_path, capsys):
     assert "cannot" in line
 
 
-@pytest.mark.parametrize("command", ["info", "rules", "explain", "viz", "demo"])
+@pytest.mark.parametrize("command", ["info", "rules", "explain", "viz", "convert", "demo"])
 def test_help_shows_an_example(command, capsys):
     with pytest.raises(SystemExit) as stopped:
         main([command, "--help"])

@@ -125,5 +125,5 @@ def test_options_and_wrong_arguments():
     assert remap(source, options=RemapOptions(disable=["matmul_*"])).report.fused == []
     with pytest.raises(ValueError, match=r"outputs: .*nowhere"):
         remap(source, outputs=["nowhere:0"])
-    with pytest.raises(TypeError, match="target must be a ConcreteFunction or a GraphDef; got int"):
+    with pytest.raises(TypeError, match=r"target must be .*; got int"):
         remap(3)

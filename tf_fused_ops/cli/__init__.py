@@ -7,10 +7,10 @@ returns the exit status.
 import argparse
 
 from tf_fused_ops._version import __version__
-from tf_fused_ops.cli import bench, demo, explain, info, rules, viz
+from tf_fused_ops.cli import bench, convert, demo, explain, info, rules, viz
 from tf_fused_ops.cli.errors import UsageError
 
-_COMMANDS = (info, rules, explain, viz, demo, bench)
+_COMMANDS = (info, rules, explain, viz, convert, demo, bench)
 
 
 class _Parser(argparse.ArgumentParser):

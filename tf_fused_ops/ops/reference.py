@@ -15,12 +15,16 @@ def _wide(value):
 
 
 def _bias_act(z, bias, side_input, activation, alpha):
-    dtype = z.dtype
     if bias is not None:
         z = z + bias
     if side_input is not None:
         z = z + side_input
-    return tf.cast(activations.STOCK[activation](_wide(z), alpha), dtype)
+    return activate(z, activation, alpha)
+
+
+def activate(z, activation, alpha):
+    """activation(z), for the half precision types computed in float32."""
+    return tf.cast(activations.STOCK[activation](_wide(z), alpha), z.dtype)
 
 
 def _activation_gradient(dy, saved, activation, alpha):
@@ -107,6 +111,9 @@ def conv2d_bias_act_grad(
 
 
 def _matmul(a, b, transpose_a, transpose_b):
+    a = tf.convert_to_tensor(a)
+    if a.shape.rank == 2:
+        return tf.matmul(a, b, transpose_a, transpose_b)
     if transpose_a:
         a = tf.linalg.matrix_transpose(a)
     # One product of matrices: a batched one would keep a copy of b's gradient for every element of
@@ -256,6 +263,13 @@ def batch_norm_act(
     if side_input is not None:
         z = z + _wide(side_input)
     return (tf.cast(activations.STOCK[activation](z, alpha), x.dtype), *statistics)
+
+
+def pack_mask(bits):
+    """The elements of a boolean tensor as bits of uint8, least significant first."""
+    flat = tf.cast(tf.reshape(bits, [-1]), tf.uint8)
+    flat = tf.reshape(tf.pad(flat, [[0, -tf.size(flat) % 8]]), [-1, 8])
+    return tf.reduce_sum(tf.bitwise.left_shift(flat, tf.constant([*range(8)], tf.uint8)), -1)
 
 
 def _unpack_mask(mask, x):

@@ -145,11 +145,7 @@ class Candidate:
 
     def control_users(self, op):
         """Returns the live ops outside that wait for an op."""
-        return [
-            user
-            for user in op._control_outputs
-            if user not in self._inside and self.view.is_live(user)
-        ]
+        return [user for user in self.view.waiting(op) if user not in self._inside]
 
     def _used_outside(self, tensor):
         return self.view.is_fetched(tensor) or bool(self._users([tensor]))

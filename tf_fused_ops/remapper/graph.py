@@ -9,16 +9,13 @@ nodes are replaced.
 """
 
 import collections
-import inspect
 
-from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.framework import tensor_util
+
+from tf_fused_ops.remapper import custom_gradients
 
 # Attributes that say how an op runs, not what it computes.
 _INCIDENTAL_ATTRS = frozenset({"use_cudnn_on_gpu"})
-
-# Set where a custom gradient or gradient_override_map replaces the op's own gradient.
-GRADIENT = "_gradient_op_type"
 
 
 class GraphView:
@@ -30,14 +27,16 @@ class GraphView:
             op.
     """
 
-    def __init__(self, graph, outputs):
+    def __init__(self, graph, outputs, identify_gradient=custom_gradients.identify):
         """Indexes a graph.
 
         Args:
             graph: A tf.Graph.
             outputs: The tensors (or ops) that leave the graph.
+            identify_gradient: What tells the overridden gradients of its ops apart.
         """
         self.graph = graph
+        self._identify_gradient = identify_gradient
         self.position = {}
         self._fetched = {id(output) for output in outputs}
         self._attrs = {}
@@ -83,6 +82,10 @@ class GraphView:
         """Returns the live ops that read a tensor."""
         return [op for op, _ in self.consumers(tensor) if op in self._live]
 
+    def waiting(self, op):
+        """Returns the live ops that have a control edge from an op."""
+        return [user for user in op._control_outputs if user in self._live]
+
     def is_fetched(self, output):
         """Returns whether a tensor, or an op, leaves the graph."""
         return id(output) in self._fetched
@@ -90,7 +93,7 @@ class GraphView:
     def attrs(self, op):
         """Returns the attributes that decide what an op computes, as a dict of AttrValue protos."""
         if op not in self._attrs:
-            self._attrs[op] = semantic_attrs(op)
+            self._attrs[op] = semantic_attrs(op, self._identify_gradient)
         return self._attrs[op]
 
     def constant(self, tensor):
@@ -167,28 +170,17 @@ class GraphView:
         op._add_control_inputs(dict.fromkeys(inputs))
 
 
-def semantic_attrs(op):
+def semantic_attrs(op, identify_gradient=custom_gradients.identify):
     """Returns the attributes of an op that decide what it, or its gradient, computes."""
     attrs = {}
     for name, value in op.node_def.attr.items():
-        if name == GRADIENT:
-            attrs[name] = _gradient_identity(value.s.decode())
+        if name == custom_gradients.ATTRIBUTE:
+            identity = identify_gradient(value.s.decode())
+            if identity is not None:
+                attrs[name] = identity
         elif not name.startswith("_") and name not in _INCIDENTAL_ATTRS:
             attrs[name] = value
     return attrs
-
-
-def _gradient_identity(name):
-    """Returns what tells one overridden gradient from another: the code of a custom gradient, else
-    its name."""
-    if not name.startswith("CustomGradient"):
-        return name
-    try:
-        wrapper = tf_ops.gradient_registry.lookup(name)
-        grad_fn = inspect.getclosurevars(inspect.getclosurevars(wrapper).nonlocals["tape_grad_fn"])
-        return grad_fn.nonlocals["grad_fn"].__code__
-    except (LookupError, AttributeError):
-        return name
 
 
 def _live_ops(ops, outputs):

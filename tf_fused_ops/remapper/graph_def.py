@@ -1,93 +1,117 @@
-"""`remap`: the pass on graphs that are not being traced.
-
-A GraphDef is imported into a graph, rewritten there in place like any other, and written out again;
-so are the functions of its library, which are the bodies of control flow and of calls.
+"""Rewrites GraphDefs. One is imported into a graph, rewritten there in place like any other, and
+written out again; so are the functions of its library: bodies of calls and control flow.
 """
 
-import dataclasses
+import abc
 
 import tensorflow as tf
-from tensorflow.core.framework import graph_pb2, node_def_pb2
-from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import function_def_to_graph, graph_to_function_def
 
+from tf_fused_ops.remapper import custom_gradients
 from tf_fused_ops.remapper.report import Report
 from tf_fused_ops.remapper.rewriter import remap_graph
 
 _SUFFIX = "_fused"
+_SHAPES = "_output_shapes"
 
 
-@dataclasses.dataclass(frozen=True)
-class RemapResult:
-    """A rewritten graph.
+class Transform(abc.ABC):
+    """What is done to every graph of a GraphDef."""
 
-    Attributes:
-        graph_def: The GraphDef, with its function library.
-        outputs: Names of the output tensors in it, in the order asked for.
-        reports: One report per graph: the functions of the library, then the graph itself.
-    """
+    def skip(self, definition):
+        """Returns why a FunctionDef is left alone, or None."""
+        return None
 
-    graph_def: graph_pb2.GraphDef
-    outputs: tuple[str, ...]
-    reports: tuple[Report, ...]
+    @abc.abstractmethod
+    def __call__(self, graph, outputs, name):
+        """Rewrites a tf.Graph in place.
 
-    @property
-    def report(self):
-        """All reports in one."""
-        return Report(
-            graph=self.reports[-1].graph,
-            fused=[fusion for report in self.reports for fusion in report.fused],
-            refused=[refusal for report in self.reports for refusal in report.refused],
-            seconds=sum(report.seconds for report in self.reports),
-        )
+        Args:
+            graph: The graph.
+            outputs: The tensors that leave it.
+            name: What the report calls it.
+
+        Returns:
+            (the outputs, each replaced by its counterpart if it has one; Report).
+        """
 
 
-def remap(target, outputs=None, options=None):
-    """Replaces chains of stock ops in a graph by fused ops.
+class Remap(Transform):
+    """The pass of the remapper."""
+
+    def __init__(self, options, library):
+        self._options = options
+        self._identify_gradient = custom_gradients.identify_in(library)
+
+    def skip(self, definition):
+        compiled = "_XlaMustCompile" in definition.attr and definition.attr["_XlaMustCompile"].b
+        return "it is compiled by XLA" if compiled else None
+
+    def __call__(self, graph, outputs, name):
+        return remap_graph(graph, outputs, self._options, name, self._identify_gradient)
+
+
+def rewrite(source, names, transform, title, kept=None, rename=True):
+    """Rewrites a GraphDef with the functions of its library.
 
     Args:
-        target: A `tf.types.experimental.ConcreteFunction` or a GraphDef; it is not changed.
-        outputs: For a GraphDef, the names of the tensors that are fetched ("name:0"). The default
-            is the first output of every node that no other node reads.
-        options: A `RemapOptions`.
+        source: The GraphDef; it is not changed.
+        names: Names of the tensors that are fetched; None for the first output of every node that
+            no other node reads.
+        transform: A Transform.
+        title: What the report calls the graph.
+        kept: {name of a function or "" for the graph: names of tensors and nodes that must still be
+            there}.
+        rename: Whether functions that change get new names: a process may know the old ones.
 
     Returns:
-        A `RemapResult`. A node whose first output is fetched keeps its name.
+        (GraphDef, names of the fetched tensors in it, Reports of functions and of the graph).
 
     Raises:
-        TypeError: `target` is something else.
-        ValueError: A name in `outputs` is not in the graph.
+        ValueError: There is no tensor of a name.
     """
-    if isinstance(target, ConcreteFunction):
-        names = [tensor.name for tensor in target.outputs]
-        return _remap_graph_def(target.graph.as_graph_def(), names, options, target.name)
-    if isinstance(target, graph_pb2.GraphDef):
-        return _remap_graph_def(target, outputs, options, "graph")
-    raise TypeError(f"target must be a ConcreteFunction or a GraphDef; got {type(target).__name__}")
-
-
-def _remap_graph_def(source, names, options, title):
+    kept = kept or {}
     graph = tf.Graph()
     with graph.as_default():
         tf.graph_util.import_graph_def(source, name="")
-        functions = [_remap_function(f, options) for f in source.library.function]
+        functions = [
+            _rewrite_function(f, transform, kept.get(f.signature.name, ()))
+            for f in source.library.function
+        ]
     tensors = _tensors(graph, names)
-    replaced, report = remap_graph(graph, tensors, options, title)
+    fetched = tensors + [graph.as_graph_element(name) for name in kept.get("", ())]
+    replaced, report = transform(graph, fetched, title)
     listed = {op.name for op in graph.get_operations()}
-    result = graph.as_graph_def()
+    result = graph.as_graph_def(add_shapes=_has_shapes(source.node))
     nodes = [node for node in result.node if node.name in listed]
     result.ClearField("node")
     result.node.extend(nodes)
-    final = [_named(result, old, new, listed) for old, new in zip(tensors, replaced, strict=True)]
-    result.library.ClearField("function")
-    result.library.function.extend(definition for definition, _ in functions)
-    _rename(result, {report.graph for _, report in functions if report.fused})
+    aliases = list(_aliases(fetched, replaced, listed))
+    result.node.extend(aliases)
+    aliased = {node.name for node in aliases}
+    final = [
+        (old if old.op.name in aliased else new).name
+        for old, new in zip(tensors, replaced, strict=False)
+    ]
+    library = result.library
+    library.CopyFrom(source.library)
+    library.ClearField("function")
+    library.function.extend(definition for definition, _ in functions)
+    if rename:
+        _rename(result, {report.graph for _, report in functions if report.fused})
     result.versions.CopyFrom(source.versions)
-    return RemapResult(result, tuple(final), (*(r for _, r in functions), report))
+    return result, tuple(final), (*(r for _, r in functions), report)
+
+
+def _has_shapes(nodes):
+    """Returns whether nodes say which shapes their outputs have. Those that are read from variables
+    in function bodies could not be inferred again."""
+    return any(_SHAPES in node.attr for node in nodes)
 
 
 def _tensors(graph, names):
-    """Returns the tensors to fetch."""
+    """Returns the tensors of these names."""
     if names is None:
         ends = (op for op in graph.get_operations() if op.outputs)
         return [op.outputs[0] for op in ends if not any(t.consumers() for t in op.outputs)]
@@ -97,21 +121,31 @@ def _tensors(graph, names):
         raise ValueError(f"outputs: {error}") from error
 
 
-def _named(graph_def, old, new, listed):
-    """Gives a replaced first output its old name back; returns the name to fetch."""
-    if new is old or old.value_index != 0 or old.op.name in listed:
-        return new.name
-    identity = node_def_pb2.NodeDef(
-        name=old.op.name, op="Identity", input=[new.name], device=new.op.device
-    )
-    identity.attr["T"].type = new.dtype.as_datatype_enum
-    graph_def.node.append(identity)
-    listed.add(old.op.name)
-    return old.name
+def _aliases(old, new, listed, name=lambda tensor: tensor.name):
+    """Yields nodes by which replaced tensors can still be had under their names.
+
+    Args:
+        old: The tensors before; ops are not replaced.
+        new: The same after.
+        listed: Names of the nodes that are there.
+        name: Says how a node calls one of its inputs.
+    """
+    vanished = {}
+    for before, after in zip(old, new, strict=True):
+        if after is not before and before.op.name not in listed:
+            vanished.setdefault(before.op, {})[before.value_index] = after
+    for op, ports in vanished.items():
+        # Ports that nobody asks for hold whatever is at hand.
+        first = next(iter(ports.values()))
+        tensors = [ports.get(port, first) for port in range(max(ports) + 1)]
+        node = node_def_pb2.NodeDef(name=op.name, op="IdentityN", device=first.op.device)
+        node.input.extend(map(name, tensors))
+        node.attr["T"].list.type.extend(tensor.dtype.as_datatype_enum for tensor in tensors)
+        yield node
 
 
 def _rename(graph_def, changed):
-    """Gives rewritten functions and their callers new names: a process may know the old ones."""
+    """Gives rewritten functions and their callers new names."""
     functions = graph_def.library.function
     callers = True
     while callers:
@@ -138,21 +172,28 @@ def _calls(node):
         yield from value.list.func
 
 
-def _remap_function(definition, options):
+def _rewrite_function(definition, transform, kept):
     """Returns the rewritten FunctionDef, under the same name, and the report."""
     name = definition.signature.name
-    if "_XlaMustCompile" in definition.attr and definition.attr["_XlaMustCompile"].b:
-        return definition, Report(name, skipped="it is compiled by XLA")
+    reason = transform.skip(definition)
+    if reason:
+        return definition, Report(name, skipped=reason)
     graph = function_def_to_graph.function_def_to_graph(definition)
-    graph.outputs, report = remap_graph(graph, graph.outputs, options, name)
+    count = len(graph.outputs)
+    named = [graph.as_graph_element(name) for name in kept]
+    fetched = [*graph.outputs, *named, *graph.control_outputs]
+    replaced, report = transform(graph, fetched, name)
     if not report.fused:
         return definition, report
+    graph.outputs = replaced[:count]
     result = type(definition)()
     result.CopyFrom(definition)
     result.ClearField("node_def")
     inputs = [tensor.name for tensor in graph.inputs]
     nested = graph_to_function_def._create_input_dict(graph, inputs)
+    listed, with_shapes = set(), _has_shapes(definition.node_def)
     for op in graph.get_operations():
+        listed.add(op.name)
         if op.outputs and op.outputs[0].name in inputs:
             continue
         node = result.node_def.add()
@@ -160,6 +201,15 @@ def _remap_function(definition, options):
         node.input[:] = [
             i if i.startswith("^") else nested[i.removesuffix(":0")] for i in op.node_def.input
         ]
+        if with_shapes and op.outputs:
+            node.attr[_SHAPES].list.shape.extend(tensor.shape.as_proto() for tensor in op.outputs)
+
+    def name_of(tensor):
+        return nested[tensor.name.removesuffix(":0")]
+
+    end = count + len(kept)
+    aliases = _aliases(fetched[count:end], replaced[count:end], listed, name_of)
+    result.node_def.extend(aliases)
     for argument, tensor in zip(definition.signature.output_arg, graph.outputs, strict=True):
-        result.ret[argument.name] = nested[tensor.name.removesuffix(":0")]
+        result.ret[argument.name] = name_of(tensor)
     return result, report

@@ -62,6 +62,16 @@ class Report:
     skipped: str | None = None
     seconds: float = 0.0
 
+    @classmethod
+    def of_all(cls, reports):
+        """Returns all of some reports in one, named as the last."""
+        return cls(
+            graph=reports[-1].graph,
+            fused=[fusion for report in reports for fusion in report.fused],
+            refused=[refusal for report in reports for refusal in report.refused],
+            seconds=sum(report.seconds for report in reports),
+        )
+
     def counts(self):
         """Returns {rule name: number of fusions}."""
         return dict(collections.Counter(fusion.rule for fusion in self.fused))

@@ -14,7 +14,7 @@ import time
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from tf_fused_ops.remapper import hiding, log, rules, search, source
+from tf_fused_ops.remapper import custom_gradients, hiding, log, rules, search, source
 from tf_fused_ops.remapper.candidate import Candidate
 from tf_fused_ops.remapper.graph import GraphView
 from tf_fused_ops.remapper.report import Fusion, Refusal, Report
@@ -39,7 +39,9 @@ class RemapOptions:
         return not any(fnmatch.fnmatchcase(name, entry) for entry in self.disable)
 
 
-def remap_graph(graph, outputs, options=None, name=None):
+def remap_graph(
+    graph, outputs, options=None, name=None, identify_gradient=custom_gradients.identify
+):
     """Rewrites a graph in place.
 
     Args:
@@ -47,12 +49,15 @@ def remap_graph(graph, outputs, options=None, name=None):
         outputs: The tensors that leave it. Only what they and stateful ops need is looked at.
         options: RemapOptions.
         name: What the report calls the graph.
+        identify_gradient: What tells the overridden gradients of ops apart: one of the functions of
+            `custom_gradients`.
 
     Returns:
         (outputs, each replaced by its fused counterpart if it has one; Report).
     """
     start = time.perf_counter()
-    rewriter = _Rewriter(graph, outputs, options or RemapOptions(), name or graph.name)
+    options = options or RemapOptions()
+    rewriter = _Rewriter(graph, outputs, options, name or graph.name, identify_gradient)
     with _without_garbage_collection():
         rewriter.run()
     rewriter.report.seconds = time.perf_counter() - start
@@ -74,18 +79,19 @@ def _without_garbage_collection():
 class _Rewriter:
     """The state of one run over one graph."""
 
-    def __init__(self, graph, outputs, options, name):
+    def __init__(self, graph, outputs, options, name, identify_gradient):
         self.graph = graph
         self.outputs = list(outputs)
         self.report = Report(name)
         self._options = options
+        self._identify_gradient = identify_gradient
         self._refused = {}
 
     def run(self):
         """Sweeps until nothing changes."""
         if not any(op.type in rules.BY_ANCHOR for op in self.graph.get_operations()):
             return
-        self.view = GraphView(self.graph, self.outputs)
+        self.view = GraphView(self.graph, self.outputs, self._identify_gradient)
         while self._sweep():
             pass
         self.report.refused = list(self._refused.values())
@@ -127,7 +133,7 @@ class _Rewriter:
         self.view.remove(candidate.nodes)
         with self._emitting(candidate, match.nodes):
             fused = rule.fuse(match, training=any(wanted))
-        self._swap(candidate, match.outputs, fused.outputs)
+        self._swap(match.outputs, fused.outputs)
         emitted = [_maker(fused.outputs)]
         for backward, names in zip(candidate.backward, wanted, strict=True):
             if names:
@@ -137,37 +143,19 @@ class _Rewriter:
                     for name, others in backward.spare.items():
                         if others and name in gradients:
                             gradients[name] = tf.add_n([gradients[name], *others])
-                self._swap(candidate, names, gradients)
+                self._swap(names, gradients)
         for message in messages:
             log.vlog(log.FUSION, message)
         nodes, names = (tuple(op.name for op in ops) for ops in (candidate.nodes, emitted))
         line = source.user_line(match.nodes[0])
         self.report.fused.append(Fusion(rule.name, nodes, names, messages, line))
 
-    @contextlib.contextmanager
     def _emitting(self, candidate, nodes):
-        """New ops replace `nodes`: same device, same control inputs, unseen by tapes."""
-        with (
-            self.graph.as_default(),
-            tf.control_dependencies(None),
-            tf.device(None),
-            tf.device(nodes[0].device or None),
-            tf.control_dependencies(candidate.controls(nodes)),
-            record.stop_recording(),
-        ):
-            yield
+        return emitting(self.graph, nodes[0].device, candidate.controls(nodes))
 
-    def _swap(self, candidate, old, new):
-        """Redirects old tensors to new ones by name, and the control edges of their ops."""
-        for name, tensor in old.items():
-            for user in candidate.control_users(tensor.op):
-                self.view.replace_control_input(user, tensor.op, new[name].op)
-            new[name].set_shape(tensor.shape)
-            self.outputs = [new[name] if output is tensor else output for output in self.outputs]
-            self.view.redirect(tensor, new[name])
-        for op in dict.fromkeys(new[name].op for name in old):
-            if op not in self.view.position:
-                self.view.adopt(op)
+    def _swap(self, old, new):
+        """Replaces old tensors by the new ones of the same names."""
+        swap(self.view, self.outputs, [(tensor, new[name]) for name, tensor in old.items()])
 
     def _refuse(self, rule, match, reason):
         root = match.outputs["y"].op
@@ -177,6 +165,45 @@ class _Rewriter:
             log.vlog(
                 log.NEAR_MISS, f"Not fused: {rule.describe(match)[0]} at {root.name}: {reason}"
             )
+
+
+@contextlib.contextmanager
+def emitting(graph, device, controls):
+    """New ops in a graph take the place of others.
+
+    Args:
+        graph: The tf.Graph.
+        device: The device of the others.
+        controls: The ops that the others had to wait for.
+    """
+    with (
+        graph.as_default(),
+        tf.control_dependencies(None),
+        tf.device(None),
+        tf.device(device or None),
+        tf.control_dependencies(controls),
+        record.stop_recording(),
+    ):
+        yield
+
+
+def swap(view, outputs, replacements):
+    """Puts new tensors in the place of others.
+
+    Args:
+        view: The GraphView; the makers of the old tensors have been removed from it.
+        outputs: The tensors that leave the graph; a list that is changed.
+        replacements: Pairs of an old and a new tensor.
+    """
+    for old, new in replacements:
+        for user in view.waiting(old.op):
+            view.replace_control_input(user, old.op, new.op)
+        new.set_shape(old.shape)
+        outputs[:] = [new if output is old else output for output in outputs]
+        view.redirect(old, new)
+    for op in dict.fromkeys(new.op for _, new in replacements):
+        if op not in view.position:
+            view.adopt(op)
 
 
 def _maker(tensors):

@@ -7,7 +7,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
 from tensorflow.python.grappler import tf_optimizer
 
-from tf_fused_ops.remapper.graph_def import remap
+from tf_fused_ops.remapper import remap
 from tf_fused_ops.viz import diff, model, runtime
 from tf_fused_ops.viz.errors import VizError, sentence
 

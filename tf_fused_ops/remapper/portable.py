@@ -1,0 +1,145 @@
+"""The way back: fused ops are replaced by stock ops, for where tf_fused_ops is not installed."""
+
+import time
+
+import tensorflow as tf
+
+from tf_fused_ops.ops import reference
+from tf_fused_ops.remapper import hiding, rewriter
+from tf_fused_ops.remapper.graph import GraphView
+from tf_fused_ops.remapper.graph_def import Transform
+from tf_fused_ops.remapper.report import Fusion, Report
+
+_ACTIVATION = ("activation", "alpha")
+_CONV = ("strides", "padding", "data_format", "dilations")
+_MATMUL = ("transpose_a", "transpose_b")
+_STATISTICS = ("epsilon", "momentum", "training", "unbiased", "data_format")
+
+
+class ToStock(Transform):
+    """Replaces every fused op by what `ops.reference` says it computes."""
+
+    def __call__(self, graph, outputs, name):
+        start = time.perf_counter()
+        report, outputs = Report(name), list(outputs)
+        fused = [op for op in graph.get_operations() if op.type in _STOCK]
+        if fused:
+            view = GraphView(graph, outputs)
+            for op in fused:
+                new = _emit(graph, op)
+                view.remove([op])
+                rewriter.swap(view, outputs, list(zip(op.outputs, new, strict=True)))
+                report.fused.append(Fusion(op.type, (op.name,), (new[0].op.name,), ()))
+            hiding.hide(graph, view.leftovers(outputs))
+        report.seconds = time.perf_counter() - start
+        return outputs, report
+
+
+def _emit(graph, op):
+    """Emits stock ops with the device and the control inputs of a fused op; returns its outputs."""
+    with rewriter.emitting(graph, op.device, op.control_inputs), tf.name_scope(f"{op.name}_stock/"):
+        return _STOCK[op.type](op)
+
+
+def _attributes(op, names):
+    values = {name: op.get_attr(name) for name in names}
+    values = {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
+    if values.get("padding") == "EXPLICIT":
+        explicit = iter(op.get_attr("explicit_paddings"))
+        values["padding"] = [list(pair) for pair in zip(explicit, explicit, strict=True)]
+    return values
+
+
+def _contraction(function, names):
+    """Returns what stands for a forward op with bias, side input and activation."""
+
+    def stock(op):
+        attributes, end = _attributes(op, names), 2 + op.get_attr("num_bias")
+        z = function(
+            *op.inputs[:2], None, None, **attributes, **{"activation": "none", "alpha": 0.0}
+        )
+        for bias in op.inputs[2:end]:
+            z = _add_bias(z, bias, attributes.get("data_format", "NHWC"))
+        for side_input in op.inputs[end:]:
+            z = z + side_input
+        y = reference.activate(z, **_attributes(op, _ACTIVATION))
+        return [y, z if op.get_attr("save_pre_activation") else tf.zeros([0], z.dtype)]
+
+    return stock
+
+
+def _add_bias(z, bias, data_format):
+    # The op that TensorFlow's own remapper knows; in NCHW its gradient is wrong on CPU.
+    if data_format == "NHWC":
+        return tf.nn.bias_add(z, bias)
+    return z + tf.reshape(bias, [-1, 1, 1])
+
+
+def _contraction_grad(function, names):
+    """Returns what stands for the gradient op."""
+
+    def stock(op):
+        saved = op.inputs[3] if op.get_attr("num_saved") else None
+        outputs = function(*op.inputs[:3], saved, **_attributes(op, (*names, *_ACTIVATION)))
+        return _requested(op, outputs)
+
+    return stock
+
+
+def _requested(op, outputs):
+    """Returns the outputs of a gradient op with those empty that it was not asked for."""
+    names = (argument.name for argument in op.op_def.output_arg)
+    switches = (f"{name.removesuffix('_grad')}_gradient" for name in names)
+    return [
+        tf.zeros([0], value.dtype)
+        if switch in op.node_def.attr and not op.get_attr(switch)
+        else value
+        for switch, value in zip(switches, outputs, strict=True)
+    ]
+
+
+def _batch_norm(op):
+    side_input = op.inputs[5] if op.get_attr("num_side_inputs") else None
+    if op.get_attr("training") or op.inputs[0].shape.rank is None:
+        attributes = _attributes(op, (*_STATISTICS, *_ACTIVATION))
+        outputs = reference.batch_norm_act(*op.inputs[:5], side_input, **attributes)
+    else:
+        outputs = _batch_norm_inference(op, side_input)
+    mask = tf.zeros([0], tf.uint8)
+    if op.get_attr("save_mask"):
+        mask = reference.pack_mask(outputs[0] > 0)
+    return [*outputs, mask]
+
+
+def _batch_norm_inference(op, side_input):
+    """As tf.nn.batch_normalization has it: one product and one sum over x."""
+    x, scale, offset, mean, variance = op.inputs[:5]
+    vectors, epsilon = (mean, variance, offset, scale), op.get_attr("epsilon")
+    if op.get_attr("data_format") == b"NCHW":
+        vectors = (tf.reshape(v, [-1] + [1] * (x.shape.rank - 2)) for v in vectors)
+    z = tf.nn.batch_normalization(tf.cast(x, scale.dtype), *vectors, epsilon)
+    if side_input is not None:
+        z += tf.cast(side_input, z.dtype)
+    y = tf.cast(reference.activate(z, **_attributes(op, _ACTIVATION)), x.dtype)
+    return [y, mean, variance, mean, tf.math.rsqrt(variance + epsilon)]
+
+
+def _batch_norm_grad(op):
+    rest, side = op.inputs[6:], op.get_attr("num_side_inputs")
+    outputs = reference.batch_norm_act_grad(
+        *op.inputs[:6],
+        rest[0] if side else None,
+        rest[side] if op.get_attr("num_masks") else None,
+        **_attributes(op, ("training", "data_format", *_ACTIVATION)),
+    )
+    return _requested(op, outputs)
+
+
+_STOCK = {
+    "TfFusedOps>Conv2DBiasAct": _contraction(reference.conv2d_bias_act, _CONV),
+    "TfFusedOps>Conv2DBiasActGrad": _contraction_grad(reference.conv2d_bias_act_grad, _CONV),
+    "TfFusedOps>MatMulBiasAct": _contraction(reference.matmul_bias_act, _MATMUL),
+    "TfFusedOps>MatMulBiasActGrad": _contraction_grad(reference.matmul_bias_act_grad, _MATMUL),
+    "TfFusedOps>BatchNormAct": _batch_norm,
+    "TfFusedOps>BatchNormActGrad": _batch_norm_grad,
+}
