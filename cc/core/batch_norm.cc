@@ -67,24 +67,46 @@ double Average(double momentum, double moving, double batch) {
   return momentum == 0 ? batch : moving * momentum + batch * (1 - momentum);
 }
 
+// Chan's combination of the replicas' moments, in their order: [num_replicas,
+// 3, channels] to [3, channels].
+void CombineMoments(int64_t num_replicas, int64_t channels,
+                    const double* moments, double* combined) {
+  std::fill_n(combined, 3 * channels, 0.0);
+  double *count = combined, *mean = count + channels,
+         *squares = mean + channels;
+  for (int64_t replica = 0; replica < num_replicas; ++replica) {
+    const double* n = moments + replica * 3 * channels;
+    for (int64_t c = 0; c < channels; ++c) {
+      if (n[c] == 0) continue;
+      const double total = count[c] + n[c];
+      const double delta = n[channels + c] - mean[c];
+      mean[c] =
+          count[c] == 0 ? n[channels + c] : mean[c] + delta * (n[c] / total);
+      squares[c] += n[2 * channels + c];
+      if (count[c] > 0) squares[c] += delta * delta * (count[c] * n[c] / total);
+      count[c] = total;
+    }
+  }
+}
+
+// moments: [3, channels].
 template <class A>
-void Finalize(const BatchNormForwardArgs& args, const double* mean,
-              const double* squares) {
-  const BatchNormShape& shape = args.apply.shape;
-  const double count = Count(shape);
-  const double correction =
-      args.unbiased && count > 1 ? count / (count - 1) : 1;
+void Finalize(const BatchNormForwardArgs& args, const double* moments) {
+  const int64_t channels = args.apply.shape.channels;
   const A* moving_mean = static_cast<const A*>(args.moving_mean);
   const A* moving_variance = static_cast<const A*>(args.moving_variance);
   A* new_mean = static_cast<A*>(args.new_mean);
   A* new_variance = static_cast<A*>(args.new_variance);
   A* saved_mean = static_cast<A*>(args.saved_mean);
   A* saved_inv_std = static_cast<A*>(args.saved_inv_std);
-  for (int64_t c = 0; c < shape.channels; ++c) {
+  for (int64_t c = 0; c < channels; ++c) {
     double m = moving_mean[c], v = moving_variance[c];
-    if (args.training && count > 0) {
-      m = mean[c];
-      v = squares[c] / count;
+    const double count = args.training ? moments[c] : 0;
+    if (count > 0) {
+      const double correction =
+          args.unbiased && count > 1 ? count / (count - 1) : 1;
+      m = moments[channels + c];
+      v = moments[2 * channels + c] / count;
       new_mean[c] = static_cast<A>(Average(args.momentum, moving_mean[c], m));
       new_variance[c] = static_cast<A>(
           Average(args.momentum, moving_variance[c], v * correction));
@@ -96,6 +118,17 @@ void Finalize(const BatchNormForwardArgs& args, const double* mean,
     saved_mean[c] = static_cast<A>(m);
     saved_inv_std[c] = static_cast<A>(1 / std::sqrt(v + args.epsilon));
   }
+}
+
+// The rest of the forward op.
+bool Normalize(const BatchNormForwardArgs& args, const double* moments,
+               const Parallel& parallel, const Scratch& scratch) {
+  const bool is_double = args.apply.shape.dtype == DType::kDouble;
+  (is_double ? Finalize<double> : Finalize<float>)(args, moments);
+  BatchNormApplyArgs apply = args.apply;
+  apply.parameters.mean = args.saved_mean;
+  apply.parameters.inv_std = args.saved_inv_std;
+  return ActiveKernels().batch_norm_apply(apply, parallel, scratch);
 }
 
 template <class A>
@@ -132,43 +165,67 @@ BatchNormPlan PlanBatchNorm(const BatchNormShape& shape) {
   return p;
 }
 
+bool BatchNormLocalMoments(const BatchNormShape& shape, const void* x,
+                           const Parallel& parallel, const Scratch& scratch,
+                           double* moments) {
+  std::fill_n(moments, shape.channels, Count(shape));
+  return ActiveKernels().batch_norm_moments(shape, x, parallel, scratch,
+                                            moments + shape.channels,
+                                            moments + 2 * shape.channels);
+}
+
+bool BatchNormForwardFromMoments(const BatchNormForwardArgs& args,
+                                 int64_t num_replicas, const double* moments,
+                                 const Parallel& parallel,
+                                 const Scratch& scratch) {
+  const int64_t channels = args.apply.shape.channels;
+  double* combined = scratch.Allocate<double>(3 * channels);
+  if (combined == nullptr) return false;
+  CombineMoments(num_replicas, channels, moments, combined);
+  return Normalize(args, combined, parallel, scratch);
+}
+
 bool BatchNormForward(const BatchNormForwardArgs& args,
                       const Parallel& parallel, const Scratch& scratch) {
   const BatchNormShape& shape = args.apply.shape;
-  if (shape.channels == 0) return true;
-  const Kernels& kernels = ActiveKernels();
-  double* mean = scratch.Allocate<double>(2 * shape.channels);
-  if (mean == nullptr) return false;
-  double* squares = mean + shape.channels;
+  double* moments = scratch.Allocate<double>(3 * shape.channels);
+  if (moments == nullptr) return false;
   if (args.training &&
-      !kernels.batch_norm_moments(shape, args.apply.x, parallel, scratch, mean,
-                                  squares)) {
+      !BatchNormLocalMoments(shape, args.apply.x, parallel, scratch, moments)) {
+    return false;
+  }
+  return Normalize(args, moments, parallel, scratch);
+}
+
+bool BatchNormLocalSums(const BatchNormGradientArgs& args,
+                        const Parallel& parallel, const Scratch& scratch,
+                        double* sums) {
+  const BatchNormShape& shape = args.shape;
+  double* sum_dz = sums + shape.channels;
+  double* sum_dz_x = sum_dz + shape.channels;
+  std::fill_n(sums, shape.channels, Count(shape));
+  if (!ActiveKernels().batch_norm_gradient_sums(args, parallel, scratch, sum_dz,
+                                                sum_dz_x)) {
     return false;
   }
   const bool is_double = shape.dtype == DType::kDouble;
-  (is_double ? Finalize<double> : Finalize<float>)(args, mean, squares);
-  BatchNormApplyArgs apply = args.apply;
-  apply.parameters.mean = args.saved_mean;
-  apply.parameters.inv_std = args.saved_inv_std;
-  return kernels.batch_norm_apply(apply, parallel, scratch);
+  (is_double ? FinalizeGradient<double> : FinalizeGradient<float>)(args, sum_dz,
+                                                                   sum_dz_x);
+  return true;
+}
+
+bool BatchNormGradientFromSums(const BatchNormGradientArgs& args,
+                               const double* sums, const Parallel& parallel,
+                               const Scratch& scratch) {
+  return ActiveKernels().batch_norm_gradient_apply(args, sums, parallel,
+                                                   scratch);
 }
 
 bool BatchNormGradient(const BatchNormGradientArgs& args,
                        const Parallel& parallel, const Scratch& scratch) {
-  const BatchNormShape& shape = args.shape;
-  if (shape.channels == 0) return true;
-  const Kernels& kernels = ActiveKernels();
-  double* sum_dz = scratch.Allocate<double>(2 * shape.channels);
-  if (sum_dz == nullptr) return false;
-  double* sum_dz_x = sum_dz + shape.channels;
-  if (!kernels.batch_norm_gradient_sums(args, parallel, scratch, sum_dz,
-                                        sum_dz_x))
-    return false;
-  const bool is_double = shape.dtype == DType::kDouble;
-  (is_double ? FinalizeGradient<double> : FinalizeGradient<float>)(args, sum_dz,
-                                                                   sum_dz_x);
-  return kernels.batch_norm_gradient_apply(args, Count(shape), sum_dz, sum_dz_x,
-                                           parallel, scratch);
+  double* sums = scratch.Allocate<double>(3 * args.shape.channels);
+  return sums != nullptr && BatchNormLocalSums(args, parallel, scratch, sums) &&
+         BatchNormGradientFromSums(args, sums, parallel, scratch);
 }
 
 }  // namespace tfo

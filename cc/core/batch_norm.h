@@ -1,8 +1,8 @@
 // Batch normalisation with a side input and an activation: y = act((x - mean) *
 // inv_std * scale + offset (+ side)).
 //
-// The statistics are a phase of their own, as is their use: BatchNormMoments
-// and BatchNormApply forward, BatchNormGradientSums and BatchNormGradientApply
+// The statistics are a phase of their own, as is their use, so that replicas
+// can exchange them in between: moments and apply forward, sums and apply
 // backward. BatchNormForward and BatchNormGradient run both on one device. All
 // results depend on shape and values only, never on the number of threads.
 #ifndef TFO_CC_CORE_BATCH_NORM_H_
@@ -90,14 +90,41 @@ using BatchNormGradientSumsFunction = bool(const BatchNormGradientArgs&,
                                            const Parallel&, const Scratch&,
                                            double* sum_dz, double* sum_dz_x);
 
-// x_grad and side_grad, from the sums over all `count` elements of a channel.
+// x_grad and side_grad, from count, sum_dz and sum_dz_x over all elements of a
+// channel: [3, channels].
 using BatchNormGradientApplyFunction = bool(const BatchNormGradientArgs&,
-                                            double count, const double* sum_dz,
-                                            const double* sum_dz_x,
-                                            const Parallel&, const Scratch&);
+                                            const double* sums, const Parallel&,
+                                            const Scratch&);
 
-// ---- Both phases, on the active instruction set; false when scratch memory
-// ran out ------------------------------
+// ---- What replicas exchange, [3, channels] each; false when scratch memory
+// ran out --------------------------------------
+
+// Count, mean and sum of squared deviations of x.
+bool BatchNormLocalMoments(const BatchNormShape& shape, const void* x,
+                           const Parallel& parallel, const Scratch& scratch,
+                           double* moments);
+
+// The forward op with the statistics of all replicas, moments being
+// [num_replicas, 3, channels].
+bool BatchNormForwardFromMoments(const BatchNormForwardArgs& args,
+                                 std::int64_t num_replicas,
+                                 const double* moments,
+                                 const Parallel& parallel,
+                                 const Scratch& scratch);
+
+// Count, sum_dz and sum_dz_x; scale_grad and offset_grad, which are of this
+// replica's elements alone. Reads neither x_grad nor side_grad.
+bool BatchNormLocalSums(const BatchNormGradientArgs& args,
+                        const Parallel& parallel, const Scratch& scratch,
+                        double* sums);
+
+// x_grad and side_grad, from the sums added up over all replicas.
+bool BatchNormGradientFromSums(const BatchNormGradientArgs& args,
+                               const double* sums, const Parallel& parallel,
+                               const Scratch& scratch);
+
+// ---- Both phases on one device; false when scratch memory ran out
+// ------------
 
 bool BatchNormForward(const BatchNormForwardArgs& args,
                       const Parallel& parallel, const Scratch& scratch);

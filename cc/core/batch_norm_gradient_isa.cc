@@ -231,10 +231,13 @@ bool BatchNormGradientSums(const BatchNormGradientArgs& args,
   return done;
 }
 
-bool BatchNormGradientApply(const BatchNormGradientArgs& args, double count,
-                            const double* sum_dz, const double* sum_dz_x,
-                            const Parallel& parallel, const Scratch& scratch) {
+bool BatchNormGradientApply(const BatchNormGradientArgs& args,
+                            const double* sums, const Parallel& parallel,
+                            const Scratch& scratch) {
   const BatchNormPlan plan = PlanBatchNorm(args.shape);
+  const double* count = sums;
+  const double* sum_dz = count + plan.channels;
+  const double* sum_dz_x = sum_dz + plan.channels;
   if (plan.num_chunks == 0) return true;
   return WithGradient(
       args, plan, scratch, [&](const auto& context, auto storage, auto kind) {
@@ -243,9 +246,9 @@ bool BatchNormGradientApply(const BatchNormGradientArgs& args, double count,
         const A* inv_std = static_cast<const A*>(args.parameters.inv_std);
         ForColumnChannels(plan, [&](int64_t j, int64_t c) {
           const double r = inv_std[c];
-          context.columns.dz_mean[j] = static_cast<A>(sum_dz[c] / count);
+          context.columns.dz_mean[j] = static_cast<A>(sum_dz[c] / count[c]);
           context.columns.dz_x_mean[j] =
-              static_cast<A>(sum_dz_x[c] * r * r / count);
+              static_cast<A>(sum_dz_x[c] * r * r / count[c]);
         });
         GradientApply<T, decltype(kind)::value> apply{context};
         ParallelFor(parallel, plan.num_chunks, plan.chunk, apply);

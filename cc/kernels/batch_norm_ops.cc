@@ -1,219 +1,39 @@
 // BatchNormAct and BatchNormActGrad on the CPU.
-#include "cc/core/batch_norm.h"
-#include "cc/kernels/kernel_util.h"
-#include "cc/ops/shape_util.h"
+#include "cc/kernels/batch_norm_ops.h"
 
 namespace tf_fused_ops {
 namespace {
 
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-
-// One bit an element, in whole bytes.
-TensorShape MaskShape(const Tensor& y) {
-  return {y.NumElements() / 8 + (y.NumElements() % 8 != 0)};
-}
-
-absl::Status Done(bool done) {
-  return done ? absl::OkStatus() : OutOfScratch();
-}
-
-// What both ops have in common.
 template <class T>
-class BatchNormBase : public tensorflow::OpKernel {
+class BatchNormActOp : public BatchNormForwardBase<T> {
  public:
-  explicit BatchNormBase(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    std::string data_format;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("data_format", &data_format));
-    channels_last_ = data_format == "NHWC";
-    OP_REQUIRES_OK(ctx, ReadActivationAttrs(ctx, &activation_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("training", &training_));
-    OP_REQUIRES_OK(
-        ctx, ReadOptionalCount(ctx, "num_side_inputs", &num_side_inputs_));
-  }
-
-  void Compute(OpKernelContext* ctx) final { OP_REQUIRES_OK(ctx, Run(ctx)); }
-
- protected:
-  virtual absl::Status Run(OpKernelContext* ctx) = 0;
-
-  absl::Status ShapeOf(const Tensor& x, tfo::BatchNormShape* out) const {
-    const int rank = x.dims();
-    if (rank < 2 || rank > 5) {
-      return Invalid("x must have rank 2 to 5, got shape ",
-                     x.shape().DebugString());
-    }
-    const int channel_dim = channels_last_ ? rank - 1 : 1;
-    *out = {kDType<T>, 1, x.dim_size(channel_dim), 1};
-    for (int i = 0; i < channel_dim; ++i) out->outer *= x.dim_size(i);
-    for (int i = channel_dim + 1; i < rank; ++i) out->inner *= x.dim_size(i);
-    return absl::OkStatus();
-  }
-
-  // The vectors, one value a channel, from input `first` on.
-  static absl::Status ChannelVectors(OpKernelContext* ctx, int first,
-                                     std::initializer_list<const char*> names,
-                                     std::int64_t channels, const void** data) {
-    for (const char* name : names) {
-      const Tensor& vector = ctx->input(first++);
-      TF_RETURN_IF_ERROR(
-          CheckShape(name, vector, "the channels of x", {channels}));
-      *data++ = vector.data();
-    }
-    return absl::OkStatus();
-  }
-
-  static absl::Status SideInput(OpKernelContext* ctx, const Tensor& x,
-                                const Tensor** side) {
-    TF_RETURN_IF_ERROR(OptionalInput(ctx, "side_input", side));
-    if (*side == nullptr) return absl::OkStatus();
-    return CheckShape("side_input", **side, "x", x.shape());
-  }
-
-  ActivationAttrs activation_;
-  bool channels_last_, training_;
-  int num_side_inputs_;
-};
-
-template <class T>
-class BatchNormActOp : public BatchNormBase<T> {
- public:
-  explicit BatchNormActOp(OpKernelConstruction* ctx) : BatchNormBase<T>(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("epsilon", &epsilon_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("momentum", &momentum_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("unbiased", &unbiased_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("save_mask", &save_mask_));
-  }
+  using BatchNormForwardBase<T>::BatchNormForwardBase;
 
  private:
-  absl::Status Run(OpKernelContext* ctx) override {
-    const Tensor& x = ctx->input(0);
-    tfo::BatchNormForwardArgs args{};
-    TF_RETURN_IF_ERROR(this->ShapeOf(x, &args.apply.shape));
-    const std::int64_t channels = args.apply.shape.channels;
-    const void* vectors[4];
-    TF_RETURN_IF_ERROR(this->ChannelVectors(
-        ctx, 1, {"scale", "offset", "mean", "variance"}, channels, vectors));
-    const Tensor* side;
-    TF_RETURN_IF_ERROR(this->SideInput(ctx, x, &side));
-
-    // y is written elementwise after x has been reduced, so it may take the
-    // place of an input.
-    Tensor* y = nullptr;
-    const std::vector<int> candidates =
-        side == nullptr ? std::vector<int>{0} : std::vector<int>{5, 0};
-    TF_RETURN_IF_ERROR(
-        ctx->forward_input_or_allocate_output(candidates, 0, x.shape(), &y));
-    void* statistics[4];
-    for (int i = 0; i < 4; ++i) {
-      TF_RETURN_IF_ERROR(
-          OptionalOutput(ctx, 1 + i, true, {channels}, &statistics[i]));
-    }
-    const bool mask_wanted =
-        save_mask_ && side != nullptr &&
-        this->activation_.activation == tfo::Activation::kRelu;
-    void* mask;
-    TF_RETURN_IF_ERROR(
-        OptionalOutput(ctx, 5, mask_wanted, MaskShape(x), &mask));
-
-    args.apply.parameters = {nullptr, nullptr, vectors[0], vectors[1]};
-    args.apply.activation = this->activation_.activation;
-    args.apply.alpha = this->activation_.alpha;
-    args.apply.x = x.data();
-    args.apply.side = DataOrNull(side);
-    args.apply.y = y->data();
-    args.apply.mask = static_cast<std::uint8_t*>(mask);
-    args.moving_mean = vectors[2];
-    args.moving_variance = vectors[3];
-    args.epsilon = epsilon_;
-    args.momentum = momentum_;
-    args.training = this->training_;
-    args.unbiased = unbiased_;
-    args.new_mean = statistics[0];
-    args.new_variance = statistics[1];
-    args.saved_mean = statistics[2];
-    args.saved_inv_std = statistics[3];
+  absl::Status Forward(OpKernelContext* ctx,
+                       const tfo::BatchNormForwardArgs& args) override {
     ScratchOwner scratch(ctx);
     return Done(
         tfo::BatchNormForward(args, ParallelOf(ctx), scratch.scratch()));
   }
-
-  float epsilon_, momentum_;
-  bool unbiased_, save_mask_;
 };
 
 template <class T>
-class BatchNormActGradOp : public BatchNormBase<T> {
+class BatchNormActGradOp : public BatchNormGradientBase<T> {
  public:
   explicit BatchNormActGradOp(OpKernelConstruction* ctx)
-      : BatchNormBase<T>(ctx) {
+      : BatchNormGradientBase<T>(ctx) {
     OP_REQUIRES_OK(ctx,
                    ctx->GetAttr("side_input_gradient", &side_input_gradient_));
-    int num_masks;
-    OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_masks", &num_masks));
-    OP_REQUIRES(ctx,
-                num_masks == 0 ||
-                    this->activation_.activation == tfo::Activation::kRelu,
-                Invalid("mask is for the activation relu alone"));
-    OP_REQUIRES(
-        ctx, num_masks == 0 || this->num_side_inputs_ == 0,
-        Invalid("mask takes the place of side_input: give one of the two"));
   }
 
  private:
   absl::Status Run(OpKernelContext* ctx) override {
-    const Tensor& dy = ctx->input(0);
-    const Tensor& x = ctx->input(1);
     tfo::BatchNormGradientArgs args{};
-    TF_RETURN_IF_ERROR(this->ShapeOf(x, &args.shape));
-    TF_RETURN_IF_ERROR(CheckShape("dy", dy, "x", x.shape()));
-    const std::int64_t channels = args.shape.channels;
-    const void* vectors[4];
-    TF_RETURN_IF_ERROR(this->ChannelVectors(
-        ctx, 2, {"scale", "offset", "saved_mean", "saved_inv_std"}, channels,
-        vectors));
-    const Tensor *side, *mask;
-    TF_RETURN_IF_ERROR(this->SideInput(ctx, x, &side));
-    TF_RETURN_IF_ERROR(OptionalInput(ctx, "mask", &mask));
-    if (mask != nullptr) {
-      TF_RETURN_IF_ERROR(
-          CheckShape("mask", *mask, "one bit an element of x", MaskShape(x)));
-    }
-
-    // Without an activation the side input's gradient is dy itself. Otherwise
-    // x_grad may take the place of dy or x: it is written elementwise after
-    // both have been reduced.
-    const bool pass_dy = side_input_gradient_ &&
-                         this->activation_.activation == tfo::Activation::kNone;
-    void* side_grad = nullptr;
-    Tensor* x_grad = nullptr;
-    if (pass_dy) {
-      ctx->set_output(3, dy);
-      TF_RETURN_IF_ERROR(ctx->allocate_output(0, x.shape(), &x_grad));
-    } else {
-      TF_RETURN_IF_ERROR(
-          OptionalOutput(ctx, 3, side_input_gradient_, x.shape(), &side_grad));
-      TF_RETURN_IF_ERROR(
-          ctx->forward_input_or_allocate_output({0, 1}, 0, x.shape(), &x_grad));
-    }
-    void *scale_grad, *offset_grad;
-    TF_RETURN_IF_ERROR(OptionalOutput(ctx, 1, true, {channels}, &scale_grad));
-    TF_RETURN_IF_ERROR(OptionalOutput(ctx, 2, true, {channels}, &offset_grad));
-
-    args.parameters = {vectors[2], vectors[3], vectors[0], vectors[1]};
-    args.activation = this->activation_.activation;
-    args.alpha = this->activation_.alpha;
-    args.training = this->training_;
-    args.dy = dy.data();
-    args.x = x.data();
-    args.side = DataOrNull(side);
-    args.mask = static_cast<const std::uint8_t*>(DataOrNull(mask));
-    args.x_grad = x_grad->data();
-    args.side_grad = side_grad;
-    args.scale_grad = scale_grad;
-    args.offset_grad = offset_grad;
+    TF_RETURN_IF_ERROR(this->ReadInputs(ctx, &args));
+    TF_RETURN_IF_ERROR(
+        this->TensorOutputs(ctx, 3, side_input_gradient_, &args));
+    TF_RETURN_IF_ERROR(this->VectorOutputs(ctx, &args));
     ScratchOwner scratch(ctx);
     return Done(
         tfo::BatchNormGradient(args, ParallelOf(ctx), scratch.scratch()));
@@ -222,23 +42,8 @@ class BatchNormActGradOp : public BatchNormBase<T> {
   bool side_input_gradient_;
 };
 
-#define TFO_REGISTER(T, U)                                    \
-  REGISTER_KERNEL_BUILDER(Name("TfFusedOps>BatchNormAct")     \
-                              .Device(tensorflow::DEVICE_CPU) \
-                              .TypeConstraint<T>("T")         \
-                              .TypeConstraint<U>("U"),        \
-                          BatchNormActOp<T>);                 \
-  REGISTER_KERNEL_BUILDER(Name("TfFusedOps>BatchNormActGrad") \
-                              .Device(tensorflow::DEVICE_CPU) \
-                              .TypeConstraint<T>("T")         \
-                              .TypeConstraint<U>("U"),        \
-                          BatchNormActGradOp<T>)
-
-TFO_REGISTER(Eigen::half, float);
-TFO_REGISTER(tensorflow::bfloat16, float);
-TFO_REGISTER(float, float);
-TFO_REGISTER(double, double);
-#undef TFO_REGISTER
+TFO_REGISTER_BATCH_NORM("TfFusedOps>BatchNormAct", BatchNormActOp);
+TFO_REGISTER_BATCH_NORM("TfFusedOps>BatchNormActGrad", BatchNormActGradOp);
 
 }  // namespace
 }  // namespace tf_fused_ops
