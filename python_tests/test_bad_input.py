@@ -156,7 +156,7 @@ def raw(name):
     return getattr(_library.ops, f"tf_fused_ops_{name}")
 
 
-GRAD = {
+RAW = {
     "conv2d_bias_act_grad": {
         "dy": (2, 5, 5, 4),
         "input": (2, 5, 5, 3),
@@ -182,7 +182,13 @@ GRAD = {
         "activation": "relu",
     },
 }
-WRONG_GRADIENT_CALLS = [
+RAW |= {
+    "batch_norm_moments": {"x": (2, 5, 3)},
+    "batch_norm_apply": {**BATCH_NORM, "moments": (2, 3, 3), "side_input": []},
+    "batch_norm_grad_sums": RAW["batch_norm_act_grad"],
+    "batch_norm_grad_apply": {**RAW["batch_norm_act_grad"], "sums": (3, 3)},
+}
+WRONG_RAW_CALLS = [
     ("conv2d_bias_act_grad", {"dy": (2, 5, 5, 3)}, "dy"),
     ("conv2d_bias_act_grad", {"dy": (2, 4, 5, 4)}, "dy"),
     ("conv2d_bias_act_grad", {"dy": ()}, "dy"),
@@ -204,21 +210,37 @@ WRONG_GRADIENT_CALLS = [
     ("batch_norm_act_grad", {"mask": [(3,)]}, "mask"),
     ("batch_norm_act_grad", {"mask": [(4,)], "activation": "tanh"}, "mask"),
     ("batch_norm_act_grad", {"mask": [(4,)] * 2}, "mask"),
+    ("batch_norm_moments", {"x": (3,)}, "x"),
+    ("batch_norm_moments", {"x": (1, 1, 1, 1, 1, 3)}, "x"),
+    ("batch_norm_moments", {"data_format": "NHCW"}, "data_format"),
+    ("batch_norm_apply", {"x": (2, 5, 4)}, "scale"),
+    ("batch_norm_apply", {"moments": (3, 3)}, "moments"),
+    ("batch_norm_apply", {"moments": (2, 2, 3)}, "moments"),
+    ("batch_norm_apply", {"moments": (2, 3, 4)}, "moments"),
+    ("batch_norm_apply", {"side_input": [(2, 5, 1)]}, "side_input"),
+    ("batch_norm_grad_sums", {"dy": (2, 5, 4)}, "dy"),
+    ("batch_norm_grad_sums", {"saved_mean": (4,)}, "saved_mean"),
+    ("batch_norm_grad_sums", {"mask": [(3,)]}, "mask"),
+    ("batch_norm_grad_apply", {"sums": (2, 3)}, "sums"),
+    ("batch_norm_grad_apply", {"sums": (3, 4)}, "sums"),
+    ("batch_norm_grad_apply", {"sums": (3,)}, "sums"),
+    ("batch_norm_grad_apply", {"mask": [(4,)], "activation": "tanh"}, "mask"),
 ]
 
 
 def ones(name, value):
     if isinstance(value, tuple):
-        return tf.ones(value, tf.uint8 if name == "mask" else tf.float32)
+        dtypes = {"mask": tf.uint8, "moments": tf.float64, "sums": tf.float64}
+        return tf.ones(value, dtypes.get(name, tf.float32))
     if isinstance(value, list):
         return [ones(name, v) for v in value]
     return value
 
 
 @pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize(("op", "wrong", "name"), WRONG_GRADIENT_CALLS, ids=str)
-def test_gradient_ops(op, wrong, name, graph):
-    arguments = {k: ones(k, v) for k, v in {**GRAD[op], **wrong}.items()}
+@pytest.mark.parametrize(("op", "wrong", "name"), WRONG_RAW_CALLS, ids=str)
+def test_raw_ops(op, wrong, name, graph):
+    arguments = {k: ones(k, v) for k, v in {**RAW[op], **wrong}.items()}
 
     def call():
         raw(op)(**arguments)
@@ -227,9 +249,9 @@ def test_gradient_ops(op, wrong, name, graph):
         (tf.function(call) if graph else call)()
 
 
-@pytest.mark.parametrize("op", GRAD)
-def test_gradient_ops_called_rightly(op):
-    raw(op)(**{k: ones(k, v) for k, v in GRAD[op].items()})
+@pytest.mark.parametrize("op", RAW)
+def test_raw_ops_called_rightly(op):
+    raw(op)(**{k: ones(k, v) for k, v in RAW[op].items()})
 
 
 @pytest.mark.parametrize("graph", [False, True])

@@ -42,7 +42,7 @@ def pre_activation(case, wide):
     return reference.batch_norm_act(*wide[:6], **attributes)[0]
 
 
-def check(case, seed=0):
+def check(case, seed=0, fused=fused):
     values, wide = operands(case, seed)
     attributes = case.attributes()
     expected = reference.batch_norm_act(*wide[:6], **attributes)

@@ -7,12 +7,19 @@ layers with fused ops in them; the other functions call the fused ops directly.
 
 import importlib
 
-from tf_fused_ops._library import LibraryError
+from tf_fused_ops import _library, distribute
 from tf_fused_ops._version import __version__
 from tf_fused_ops.accelerate import accelerate
 from tf_fused_ops.function import function
-from tf_fused_ops.ops import batch_norm_act, conv2d_bias_act, matmul_bias_act
+from tf_fused_ops.ops import (
+    batch_norm_act,
+    conv2d_bias_act,
+    matmul_bias_act,
+    sync_batch_norm_act,
+)
 from tf_fused_ops.remapper import RemapOptions, remap
+
+LibraryError = _library.LibraryError
 
 __all__ = [
     "LibraryError",
@@ -21,10 +28,12 @@ __all__ = [
     "accelerate",
     "batch_norm_act",
     "conv2d_bias_act",
+    "distribute",
     "function",
     "layers",
     "matmul_bias_act",
     "remap",
+    "sync_batch_norm_act",
     "viz",
 ]
 

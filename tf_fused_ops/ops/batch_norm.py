@@ -65,6 +65,25 @@ def batch_norm_act(
         tf.errors.InvalidArgumentError: An argument does not fit.
     """
     activation = activations.canonical_name(activation)
+    *operands, side_input = tensors(x, scale, offset, mean, variance, side_input)
+    outputs = ops.tf_fused_ops_batch_norm_act(
+        *operands,
+        side_input=side_input,
+        epsilon=epsilon,
+        momentum=momentum,
+        training=training,
+        unbiased=unbiased,
+        data_format=_arguments.data_format(data_format),
+        activation=activation,
+        alpha=alpha,
+        save_mask=mask_wanted(activation, *operands[:3], side_input),
+        name=name,
+    )
+    return tuple(outputs[:5])
+
+
+def tensors(x, scale, offset, mean, variance, side_input):
+    """Converts the arguments of a wrapper; the side input becomes a list of length 0 or 1."""
     x = _arguments.tensor("x", x)
     wide = tf.float64 if x.dtype == tf.float64 else tf.float32
     mean = _arguments.tensor_like("mean", mean, wide, "x")
@@ -74,42 +93,35 @@ def batch_norm_act(
     scale = _arguments.tensor_like("scale", scale, wide, "x")
     offset = _arguments.tensor_like("offset", offset, wide, "x")
     side_input = _arguments.optional("side_input", side_input, x.dtype, "x")
+    return x, scale, offset, mean, variance, side_input
+
+
+def mask_wanted(activation, x, scale, offset, side_input):
+    """Whether a forward op that runs now has to keep the mask for its gradient."""
     keep = activation == "relu" and bool(side_input)
-    outputs = ops.tf_fused_ops_batch_norm_act(
-        x=x,
-        scale=scale,
-        offset=offset,
-        mean=mean,
-        variance=variance,
-        side_input=side_input,
-        epsilon=epsilon,
-        momentum=momentum,
-        training=training,
-        unbiased=unbiased,
-        data_format=_arguments.data_format(data_format),
-        activation=activation,
-        alpha=alpha,
-        save_mask=keep and _gradient.records(x, scale, offset, *side_input),
-        name=name,
-    )
-    return tuple(outputs[:5])
+    return keep and _gradient.records(x, scale, offset, *side_input)
 
 
-def _pre_activation_source(op, activation):
-    """Returns the lists side_input and mask from which the gradient op derives the slope."""
-    side_input = list(op.inputs[5:])
+def slope_source(activation, side_input, mask):
+    """Returns the lists side_input and mask from which a gradient op derives the slope.
+
+    Args:
+        activation: The activation's name.
+        side_input: The forward op's side input in a list of length 0 or 1.
+        mask: Called without arguments for the mask.
+    """
     if not side_input or activation == "none":
         return [], []
-    if activation != "relu":
-        return side_input, []
+    return (side_input, []) if activation != "relu" else ([], [mask()])
+
+
+def _mask(op):
     mask = _gradient.optional_output(op, 5, "save_mask")
-    if mask is None:
-        forward = _gradient.attributes(op, *_FORWARD)
-        outputs = ops.tf_fused_ops_batch_norm_act(
-            *op.inputs[:5], side_input, save_mask=True, **forward
-        )
-        mask = outputs[5]
-    return [], [mask]
+    if mask is not None:
+        return mask
+    forward = _gradient.attributes(op, *_FORWARD)
+    inputs = [*op.inputs[:5], op.inputs[5:]]
+    return ops.tf_fused_ops_batch_norm_act(*inputs, save_mask=True, **forward)[5]
 
 
 def _statistics_gradient(op, gradients):
@@ -139,7 +151,9 @@ def _batch_norm_act_gradient(op, dy, *output_gradients):
     attributes = _gradient.attributes(op, *_SHARED)
     x, scale, offset = op.inputs[:3]
     want = _gradient.wanted(op)
-    side_input, mask = _pre_activation_source(op, attributes["activation"])
+    side_input, mask = slope_source(
+        attributes["activation"], list(op.inputs[5:]), lambda: _mask(op)
+    )
     has_side_input = len(op.inputs) > 5
     dx, dscale, doffset, dside = ops.tf_fused_ops_batch_norm_act_grad(
         dy=tf.convert_to_tensor(dy),

@@ -202,7 +202,11 @@ def batch_norm_statistics(x, mean, variance, *, epsilon, momentum, training, unb
         return mean, variance, mean, tf.math.rsqrt(variance + epsilon)
     x = _wide(x)
     count = _count(x, mean)
-    batch_mean, batch_variance = _batch_moments(x, data_format, count)
+    batch = _batch_moments(x, data_format, count)
+    return _update(mean, variance, count, *batch, epsilon, momentum, unbiased)
+
+
+def _update(mean, variance, count, batch_mean, batch_variance, epsilon, momentum, unbiased):
     correction = count / tf.maximum(count - 1, 1) if unbiased else tf.ones_like(count)
     # An empty batch says nothing: the moving averages stay.
     kept = tf.where(count > 0, tf.cast(momentum, mean.dtype), tf.ones_like(count))
@@ -257,12 +261,17 @@ def batch_norm_act(
         unbiased=unbiased,
         data_format=data_format,
     )
+    y = _normalize(x, scale, offset, *statistics[2:], side_input, data_format, activation, alpha)
+    return (y, *statistics)
+
+
+def _normalize(x, scale, offset, mean, inv_std, side_input, data_format, activation, alpha):
     shape = _channel_shape(x, data_format)
-    centred = _wide(x) - tf.reshape(statistics[2], shape)
-    z = centred * tf.reshape(statistics[3] * scale, shape) + tf.reshape(offset, shape)
+    centred = _wide(x) - tf.reshape(mean, shape)
+    z = centred * tf.reshape(inv_std * scale, shape) + tf.reshape(offset, shape)
     if side_input is not None:
         z = z + _wide(side_input)
-    return (tf.cast(activations.STOCK[activation](z, alpha), x.dtype), *statistics)
+    return tf.cast(activations.STOCK[activation](z, alpha), x.dtype)
 
 
 def pack_mask(bits):
@@ -277,6 +286,21 @@ def _unpack_mask(mask, x):
     bits = tf.bitwise.right_shift(mask[:, tf.newaxis], tf.constant([*range(8)], tf.uint8))
     bits = tf.reshape(tf.bitwise.bitwise_and(bits, tf.constant(1, tf.uint8)), [-1])
     return tf.cast(tf.reshape(bits[: tf.size(x)], tf.shape(x)), x.dtype)
+
+
+def _pre_activation_gradient(
+    dy, x, scale, offset, mean, inv_std, side_input, mask, data_format, activation, alpha
+):
+    """x - mean and the gradient of the pre-activation, both at least float32."""
+    x, dy = _wide(x), _wide(dy)
+    shape = _channel_shape(x, data_format)
+    centred = x - tf.reshape(mean, shape)
+    if mask is not None:
+        return centred, dy * _unpack_mask(mask, x)
+    z = centred * tf.reshape(inv_std * scale, shape) + tf.reshape(offset, shape)
+    if side_input is not None:
+        z = z + _wide(side_input)
+    return centred, activations.gradient_from_argument(activation, dy, z, alpha)
 
 
 def batch_norm_act_grad(
@@ -320,18 +344,164 @@ def batch_norm_act_grad(
         # The value is the saved one, the slope that of the batch.
         plus_epsilon = 1 / (saved_inv_std * saved_inv_std) - variance
         inv_std = tf.math.rsqrt(variance + tf.stop_gradient(plus_epsilon))
-    mean, inv_std, scale = (tf.reshape(v, shape) for v in (mean, inv_std, scale))
-    normal = (x - mean) * inv_std
-    if mask is not None:
-        dz = dy * _unpack_mask(mask, x)
-    else:
-        z = normal * scale + tf.reshape(offset, shape)
-        if side_input is not None:
-            z = z + _wide(side_input)
-        dz = activations.gradient_from_argument(activation, dy, z, alpha)
+    centred, dz = _pre_activation_gradient(
+        dy, x, scale, offset, mean, inv_std, side_input, mask, data_format, activation, alpha
+    )
+    inv_std, scale = tf.reshape(inv_std, shape), tf.reshape(scale, shape)
+    normal = centred * inv_std
     dscale, doffset = tf.reduce_sum(dz * normal, axes), tf.reduce_sum(dz, axes)
     dx = dz
     if training:
         mean_dz = tf.reshape(tf.math.divide_no_nan(doffset, count), shape)
         dx -= mean_dz + normal * tf.reshape(tf.math.divide_no_nan(dscale, count), shape)
     return tf.cast(dx * scale * inv_std, dtype), dscale, doffset, tf.cast(dz, dtype)
+
+
+def _three_rows(count, first, second):
+    """Stacks a number and two vectors of channels, as float64."""
+    rows = [count * tf.ones_like(first), first, second]
+    return tf.stack([tf.cast(row, tf.float64) for row in rows])
+
+
+def batch_norm_moments(x, *, data_format):
+    """Count, mean and sum of squared deviations of every channel.
+
+    Args:
+        x: Rank 2 to 5; channels last for "NHWC", dimension 1 for "NCHW".
+        data_format: "NHWC" or "NCHW".
+
+    Returns:
+        [3, channels], float64.
+    """
+    x = _wide(x)
+    channels = tf.shape(x)[-1 if data_format == "NHWC" else 1]
+    count = _count(x, tf.zeros([channels], x.dtype))
+    mean, variance = _batch_moments(x, data_format, count)
+    return _three_rows(count, mean, variance * count)
+
+
+def _combine(moments, dtype):
+    """Count, mean and biased variance over replicas, from [num_replicas, 3, channels]."""
+    counts, means, squares = tf.unstack(moments, axis=1)
+    count = tf.reduce_sum(counts, 0)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, 0), count)
+    squares = tf.reduce_sum(squares + counts * (means - mean) ** 2, 0)
+    return [tf.cast(v, dtype) for v in (count, mean, tf.math.divide_no_nan(squares, count))]
+
+
+def batch_norm_apply(
+    x,
+    scale,
+    offset,
+    mean,
+    variance,
+    moments,
+    side_input,
+    *,
+    epsilon,
+    momentum,
+    unbiased,
+    data_format,
+    activation,
+    alpha,
+):
+    """`batch_norm_act` in training with the statistics of several replicas.
+
+    Args:
+        x: As in `batch_norm_act`; so are the others, but
+        moments: [num_replicas, 3, channels], `batch_norm_moments` of every replica.
+
+    Returns:
+        y, new moving mean, new moving variance, saved mean, saved inverse standard deviation.
+    """
+    batch = _combine(moments, mean.dtype)
+    statistics = _update(mean, variance, *batch, epsilon, momentum, unbiased)
+    y = _normalize(x, scale, offset, *statistics[2:], side_input, data_format, activation, alpha)
+    return (y, *statistics)
+
+
+def batch_norm_grad_sums(
+    dy,
+    x,
+    scale,
+    offset,
+    saved_mean,
+    saved_inv_std,
+    side_input,
+    mask,
+    *,
+    data_format,
+    activation,
+    alpha,
+):
+    """What replicas add up for the gradient of `batch_norm_apply`.
+
+    Args:
+        dy: As in `batch_norm_act_grad`; so are the others.
+
+    Returns:
+        [3, channels], float64: count, sum of dz, sum of dz * (x - saved_mean), where dz is the
+        gradient of the pre-activation; the gradients of scale and offset through this y.
+    """
+    centred, dz = _pre_activation_gradient(
+        dy,
+        x,
+        scale,
+        offset,
+        saved_mean,
+        saved_inv_std,
+        side_input,
+        mask,
+        data_format,
+        activation,
+        alpha,
+    )
+    axes = _reduce_axes(x, data_format)
+    sum_dz, sum_dz_x = tf.reduce_sum(dz, axes), tf.reduce_sum(dz * centred, axes)
+    return _three_rows(_count(x, scale), sum_dz, sum_dz_x), sum_dz_x * saved_inv_std, sum_dz
+
+
+def batch_norm_grad_apply(
+    dy,
+    x,
+    scale,
+    offset,
+    saved_mean,
+    saved_inv_std,
+    sums,
+    side_input,
+    mask,
+    *,
+    data_format,
+    activation,
+    alpha,
+):
+    """The gradients of x and the side input of `batch_norm_apply` through the y of all replicas.
+
+    Args:
+        dy: As in `batch_norm_act_grad`; so are the others, but
+        sums: [3, channels], `batch_norm_grad_sums` added up over all replicas.
+
+    Returns:
+        The gradients of x and side_input.
+    """
+    centred, dz = _pre_activation_gradient(
+        dy,
+        x,
+        scale,
+        offset,
+        saved_mean,
+        saved_inv_std,
+        side_input,
+        mask,
+        data_format,
+        activation,
+        alpha,
+    )
+    shape = _channel_shape(x, data_format)
+    count, sum_dz, sum_dz_x = (tf.cast(row, scale.dtype) for row in tf.unstack(sums))
+    mean_dz = tf.math.divide_no_nan(sum_dz, count)
+    slope = tf.math.divide_no_nan(sum_dz_x * saved_inv_std**2, count)
+    dx = dz - tf.reshape(mean_dz, shape) - centred * tf.reshape(slope, shape)
+    dx *= tf.reshape(scale * saved_inv_std, shape)
+    return tf.cast(dx, x.dtype), tf.cast(dz, x.dtype)
