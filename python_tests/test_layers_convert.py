@@ -225,7 +225,7 @@ def test_fallbacks_stay_stock(told):
         [
             keras.Input((6, 6, 4)),
             keras.layers.Conv2D(4, 3, groups=2, name="grouped"),
-            keras.layers.BatchNormalization(synchronized=True, name="synchronized"),
+            keras.layers.BatchNormalization(renorm=True, name="renormed"),
             keras.layers.ReLU(),
             keras.layers.Dense(3, lora_rank=1, name="low_rank"),
             keras.layers.Dense(2, name="quantized"),
@@ -240,7 +240,7 @@ def test_fallbacks_stay_stock(told):
         "Not fused: layer grouped: the convolution has 2 groups",
         "Not fused: layer low_rank: LoRA changes the kernel",
         "Not fused: layer quantized: it is quantised (int8)",
-        "Not fused: layer synchronized: the statistics are synchronised across replicas",
+        "Not fused: layer renormed: renorm is on",
     ]
 
 

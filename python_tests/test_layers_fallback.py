@@ -5,11 +5,12 @@ import importlib
 import keras
 import numpy as np
 import pytest
+import replicas
 import tensorflow as tf
 from layer_cases import fused_counts, randomize
 from remapping import assert_same, values
 
-from tf_fused_ops import layers
+from tf_fused_ops import distribute, layers
 from tf_fused_ops.layers import fused as fused_module
 
 
@@ -86,8 +87,16 @@ def test_quantized(told):
         layer(x, layer(x))
 
 
-def test_synchronized(told):
-    _compare_batch_norm(told, "synchronised", synchronized=True)
+def test_stock_ops_cannot_synchronize_by_a_communicator():
+    x = tf.ones((2, 3))
+    layer = layers.FusedBatchNormalization(synchronized=True, renorm=True, name="both")
+    layer(x, training=True)
+    distribute.set_communicator(replicas.Alone())
+    try:
+        with pytest.raises(ValueError, match=r"layer both cannot synchronise .* Alone, .* renorm"):
+            layer(x, training=True)
+    finally:
+        distribute.set_communicator(None)
 
 
 def test_renorm(told):

@@ -4,10 +4,18 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from tf_fused_ops import distribute
 from tf_fused_ops.layers.fused import FusedLayer
-from tf_fused_ops.ops import batch_norm_act
+from tf_fused_ops.ops import batch_norm_act, sync_batch_norm_act
 
 _MAX_RANK = 5
+_OPS = ("TfFusedOps>BatchNormAct", "TfFusedOps>BatchNormActGrad")
+_SYNCHRONIZED_OPS = (
+    "TfFusedOps>BatchNormMoments",
+    "TfFusedOps>BatchNormApply",
+    "TfFusedOps>BatchNormGradSums",
+    "TfFusedOps>BatchNormGradApply",
+)
 
 
 @keras.saving.register_keras_serializable(package="tf_fused_ops")
@@ -17,9 +25,12 @@ class FusedBatchNormalization(FusedLayer, keras.layers.BatchNormalization):
     activation(batch_norm(inputs) + side_input)
 
     Takes the arguments of `keras.layers.BatchNormalization`, has its weights in its order. Masks,
-    renorm, synchronized and axes other than the last and 1 run stock ops; sigmoid, softmax and
-    activations that the fused op does not know follow it as an op of their own. The reason is in
-    the log at TF_CPP_VMODULE=remapper=3.
+    renorm and axes other than the last and 1 run stock ops; sigmoid, softmax and activations that
+    the fused op does not know follow it as an op of their own. The reason is in the log at
+    TF_CPP_VMODULE=remapper=3.
+
+    With `synchronized=True` the batch is that of all replicas of a `tf.distribute` strategy, or of
+    the group of `tf_fused_ops.distribute.set_communicator`, as in `sync_batch_norm_act`.
 
     Args:
         activation: Activation function, or None for none.
@@ -35,21 +46,24 @@ class FusedBatchNormalization(FusedLayer, keras.layers.BatchNormalization):
 
     Output shape:
         That of the input.
-    """
 
-    fused_ops = ("TfFusedOps>BatchNormAct", "TfFusedOps>BatchNormActGrad")
+    Raises:
+        ValueError: The statistics are synchronised by a communicator, but stock ops have to run,
+            which do not know it.
+    """
 
     def __init__(self, *args, activation=None, **kwargs):
         super().__init__(*args, **kwargs)
         self.activation = keras.activations.get(activation)
         self._settle_jit()
 
+    @property
+    def fused_ops(self):
+        """The op types that the layer needs."""
+        return _SYNCHRONIZED_OPS if self.synchronized else _OPS
+
     def _never_fuses(self):
-        if self.renorm:
-            return "renorm is on"
-        if self.synchronized:
-            return "the statistics are synchronised across replicas"
-        return None
+        return "renorm is on" if self.renorm else None
 
     def _unsuited(self, inputs):
         reason = super()._unsuited(inputs)
@@ -67,15 +81,25 @@ class FusedBatchNormalization(FusedLayer, keras.layers.BatchNormalization):
         reason = self._objection(inputs) or (None if mask is None else "there is a mask")
         if reason:
             self._tell(reason)
+            self._check_stock_synchronizes(reason)
             y = super().call(inputs, training=training, mask=mask)
             return self.activation(y if side_input is None else y + side_input)
         return self._fused(inputs, side_input, bool(training and self.trainable))
+
+    def _check_stock_synchronizes(self, reason):
+        group = distribute.current() if self.synchronized else None
+        if not isinstance(group, distribute.ReplicaContext | None):
+            raise ValueError(
+                f"layer {self.name} cannot synchronise its statistics by {type(group).__name__}, "
+                f"since stock ops have to run: {reason}"
+            )
 
     def _fused(self, inputs, side_input, learn):
         activation, rest = self._fused_activation()
         wide = "float64" if inputs.dtype == tf.float64 else "float32"
         last = self.axis in (-1, inputs.shape.rank - 1)
-        y, new_mean, new_variance, _, _ = batch_norm_act(
+        batch_norm = sync_batch_norm_act if self.synchronized else batch_norm_act
+        y, new_mean, new_variance, _, _ = batch_norm(
             inputs,
             ops.cast(self.gamma, wide) if self.scale else None,
             ops.cast(self.beta, wide) if self.center else None,
