@@ -1,6 +1,7 @@
 """`accelerate`: Keras's fit, evaluate and predict with fused ops."""
 
 import functools
+import warnings
 
 from tensorflow.python.framework import func_graph, ops
 
@@ -18,7 +19,8 @@ def accelerate(model, enable=True, verbose=0, remap=None):
 
     Works before and after `compile`, for subclassed models and for models with a `train_step` of
     their own. Callbacks, metrics, `steps_per_execution`, `run_eagerly` (which runs stock ops),
-    distribution strategies and `jit_compile` (which leaves nothing to fuse) stay what they are.
+    distribution strategies and `jit_compile` (which leaves nothing to fuse, and a warning says so)
+    stay what they are.
 
         model.compile("adam", "sparse_categorical_crossentropy")
         tfo.accelerate(model, verbose=1)
@@ -74,8 +76,8 @@ def _replace(model, name, session, verbose):
         tracing.begin(graph, session)
         start = len(session.reports)
         outputs = tracing.finish(original(*args, **kwargs), session)
-        if verbose and not start:
-            print(_summary(model, name, session.reports))
+        if not start:
+            _announce(f"tf_fused_ops: {name} of {model.name}", session.reports, verbose)
         return outputs
 
     step.remap_reports = session.reports
@@ -94,17 +96,25 @@ def _restore(model, name):
         vars(model)[name] = step.tfo_replaced
 
 
-def _summary(model, name, reports):
-    title = f"tf_fused_ops: {name} of {model.name}"
+def _announce(title, reports, verbose):
+    """Says what was fused, if asked to, and warns where nothing could be."""
     skipped = {report.skipped for report in reports if report.skipped}
     if skipped:
-        return f"{title} is left alone: {', '.join(sorted(skipped))}"
+        warnings.warn(
+            f"{title} is left alone: {', '.join(sorted(skipped))}. Compile the model with "
+            "jit_compile=False to fuse it.",
+            stacklevel=2,
+        )
+    elif verbose:
+        print(f"{title}: {_summary(reports)}")
+
+
+def _summary(reports):
     counts, gradients = {}, 0
     for report in reports:
         gradients += sum(fusion.gradients for fusion in report.fused)
         for rule, count in report.counts().items():
             counts[rule] = counts.get(rule, 0) + count
     listed = ", ".join(f"{count} {rule}" for rule, count in sorted(counts.items()))
-    return f"{title}: {sum(counts.values())} fused, {gradients} with gradients" + (
-        f": {listed}" if listed else ""
-    )
+    total = f"{sum(counts.values())} fused, {gradients} with gradients"
+    return f"{total}: {listed}" if listed else total
