@@ -484,33 +484,3 @@ def test_same_curve_as_stock():
         curves[-1].append(evaluated)
     np.testing.assert_allclose(*curves, rtol=2e-3)
     assert curves[0][3] < 0.6 * curves[0][0]
-
-
-APPLICATIONS = {
-    "ResNet50": (107, 16),
-    "MobileNetV3Small": (77, 6),
-    "EfficientNetV2B0": (135, 0),
-    "ConvNeXtTiny": (37, 0),
-    "DenseNet121": (242, 0),
-    "VGG16": (16, 0),
-}
-
-
-@pytest.mark.parametrize("name", APPLICATIONS)
-def test_application(name):
-    keras.utils.set_random_seed(0)
-    make = getattr(keras.applications, name)
-    model = make(weights=None, input_shape=(32, 32, 3), classes=5)
-    converted = layers.convert(model)
-    fused, with_side = APPLICATIONS[name]
-    assert sum(isinstance(layer, KINDS) for layer in converted.layers) == fused
-    sides = [n.arguments.kwargs for layer in converted.layers for n in layer._inbound_nodes]
-    assert sum("side_input" in kwargs for kwargs in sides) == with_side
-    (x,) = values((2, 32, 32, 3))
-    x = 255 * tf.sigmoid(x)
-    expected = model(x)
-    assert_same(converted(x), expected, units=256)
-    reverted = layers.revert(converted)
-    assert_same(reverted(x), expected)
-    for old, new in zip(model.weights, reverted.weights, strict=True):
-        np.testing.assert_array_equal(old, new)

@@ -1,0 +1,86 @@
+"""All families of keras.applications, converted and accelerated, give stock's outputs and training.
+
+In double precision: training amplifies rounding, so float32 would hide mistakes.
+"""
+
+import applications
+import keras
+import numpy as np
+import pytest
+
+import tf_fused_ops as tfo
+from tf_fused_ops.layers import runs
+
+# As TensorFlow's own batch norm, the fused one takes epsilon and momentum in float32.
+TOLERANCE = 1e-7
+
+# Family -> layers that conversion fuses, those with a side input, chains that remapping fuses.
+EXPECTED = {
+    "ResNet": (31, 4, 31),
+    "ResNetV2": (29, 4, 21),
+    "VGG16": (8, 0, 8),
+    "Xception": (20, 3, 15),
+    "InceptionV3": (81, 0, 41),
+    "InceptionResNetV2": (51, 0, 27),
+    "MobileNet": (15, 0, 10),
+    "MobileNetV2": (26, 2, 16),
+    "MobileNetV3": (32, 2, 22),
+    "DenseNet": (34, 0, 18),
+    "NASNet": (45, 11, 37),
+    "EfficientNet": (24, 0, 17),
+    "EfficientNetV2": (14, 0, 9),
+    "ConvNeXt": (9, 0, 13),
+}
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    set_precision("float64")
+    yield
+    set_precision("float32")
+
+
+def set_precision(dtype):
+    """Sets the type of layers and of losses."""
+    keras.config.set_floatx(dtype)
+    keras.config.set_dtype_policy(dtype)
+
+
+def curve(model, images, labels, accelerate):
+    """Trains for two steps from a seed; returns the losses and all variables."""
+    keras.utils.set_random_seed(1)
+    model.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
+    tfo.accelerate(model, accelerate)
+    history = model.fit(images, labels, batch_size=4, epochs=2, verbose=0)
+    return history.history["loss"], [v.numpy() for v in model.variables]
+
+
+def assert_close(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", applications.FAMILIES)
+def test_family(name):
+    model = applications.build(name)
+    start = [v.numpy() for v in model.variables]
+    images = np.random.default_rng(0).uniform(-1, 1, (4, *applications.shape(name)))
+    labels = np.array([0, 1, 2, 0])
+
+    converted = tfo.layers.convert(model)
+    fused = [layer for layer in converted.layers if type(layer) in runs.STOCK]
+    sides = [n for layer in fused for n in layer._inbound_nodes if len(n.input_tensors) > 1]
+    assert_close(converted(images), model(images))
+    reverted = tfo.layers.revert(converted)
+    assert_close(reverted.get_weights(), model.get_weights())
+
+    losses, variables = curve(model, images, labels, accelerate=False)
+    for variable, value in zip(model.variables, start, strict=True):
+        variable.assign(value)
+    found, found_variables = curve(model, images, labels, accelerate=True)
+    fusions = model.train_step.remap_reports[-1].fused
+    assert losses[0] != losses[1]
+    assert_close(found, losses)
+    assert_close(found_variables, variables)
+    assert all(fusion.gradients for fusion in fusions)
+    assert (len(fused), len(sides), len(fusions)) == EXPECTED[name]
