@@ -1,6 +1,9 @@
-"""Repository rule: the TensorFlow wheel, pybind11 and Python headers of the Python in PYTHON_BIN_PATH.
+"""Repository rules for what BUILD.bazel calls @local_config_tf.
 
-Nothing is downloaded. PYTHON_BIN_PATH defaults to the python3 on the PATH.
+tf_configure: the TensorFlow wheel, pybind11 and Python headers of the Python in PYTHON_BIN_PATH, by default the python3
+on the PATH. Nothing is downloaded.
+
+tf_source: the TensorFlow that the workspace builds from source as @org_tensorflow, for //:ops alone (docs/serving.md).
 """
 
 _PYTHON_FACTS = """
@@ -81,3 +84,25 @@ tf_configure = repository_rule(
     environ = ["PYTHON_BIN_PATH"],
     local = True,
 )
+
+_SOURCE_BUILD = """
+cc_library(
+    name = "tf_headers",
+    visibility = ["//visibility:public"],
+    deps = [
+        "@org_tensorflow//tensorflow/core:framework",
+        "@org_tensorflow//tensorflow/core:lib",
+    ],
+)
+"""
+
+def _tf_source_impl(ctx):
+    ctx.file("config.bzl", "\n".join([
+        "EXT_SUFFIX = '.so'",
+        "CXX_STANDARD = '17'",
+        "MACHINE = %r" % _execute(ctx, ["uname", "-m"]),
+        "",
+    ]))
+    ctx.file("BUILD", _SOURCE_BUILD)
+
+tf_source = repository_rule(implementation = _tf_source_impl)
