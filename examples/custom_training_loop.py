@@ -3,13 +3,15 @@
 Run it with `python examples/custom_training_loop.py`.
 """
 
+import argparse
+
 import keras
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import tf_fused_ops as tfo
 
-STEPS, BATCH = 150, 64
+BATCH = 64
 
 
 def make_model():
@@ -27,11 +29,14 @@ def make_model():
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer steps")
+    steps = 100 if parser.parse_args().quick else 300
     keras.utils.set_random_seed(0)
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8, 1) / 16).astype("float32")
     batches = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(2000, seed=0)
-    batches = batches.repeat().batch(BATCH).take(STEPS)
+    batches = batches.repeat().batch(BATCH).take(steps)
 
     model = make_model()
     optimizer = keras.optimizers.Adam(2e-3)
@@ -55,7 +60,7 @@ def main():
     predictions = keras.ops.argmax(model.predict(images, verbose=0), axis=1)
     accuracy = float(tf.reduce_mean(tf.cast(predictions == labels, tf.float32)))
     print(f"accuracy on the training images {accuracy:.4f}")
-    assert accuracy > 0.95, "the network should have learnt the digits"
+    assert accuracy > 0.9, "the network should have learnt the digits"
 
 
 if __name__ == "__main__":

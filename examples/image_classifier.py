@@ -3,6 +3,7 @@
 Run it with `python examples/image_classifier.py`.
 """
 
+import argparse
 import time
 
 import keras
@@ -11,8 +12,6 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import tf_fused_ops as tfo
-
-EPOCHS = 4
 
 
 def residual(x, filters):
@@ -37,7 +36,7 @@ def make_model():
     return keras.Model(inputs, outputs, name="digits")
 
 
-def train(title, model, data):
+def train(title, model, data, epochs):
     """Trains a model and prints its accuracy and the seconds of an epoch."""
     train_x, test_x, train_y, test_y = data
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -51,7 +50,7 @@ def train(title, model, data):
         def on_epoch_end(self, epoch, logs=None):
             seconds.append(time.perf_counter() - self.start)
 
-    model.fit(train_x, train_y, batch_size=64, epochs=EPOCHS, verbose=0, callbacks=[Clock()])
+    model.fit(train_x, train_y, batch_size=64, epochs=epochs, verbose=0, callbacks=[Clock()])
     loss, accuracy = model.evaluate(test_x, test_y, verbose=0)
     # The first epoch also traces.
     print(f"{title:<11} loss {loss:.4f}  accuracy {accuracy:.4f}  {min(seconds[1:]):.3f} s/epoch")
@@ -59,13 +58,16 @@ def train(title, model, data):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer epochs")
+    epochs = 3 if parser.parse_args().quick else 10
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8, 1) / 16).astype("float32")
     data = train_test_split(images, labels, random_state=0)
     accuracies = [
-        train("stock", make_model(), data),
-        train("accelerated", tfo.accelerate(make_model(), verbose=1), data),
-        train("converted", tfo.layers.convert(make_model()), data),
+        train("stock", make_model(), data, epochs),
+        train("accelerated", tfo.accelerate(make_model(), verbose=1), data, epochs),
+        train("converted", tfo.layers.convert(make_model()), data, epochs),
     ]
     assert np.ptp(accuracies) < 0.03, "the three should agree to within rounding"
 

@@ -6,13 +6,15 @@ Every image is a sequence of eight rows. The feed-forward half of a block, matri
 GELU and matrix product + bias + residual, is two fused ops forward and two backward.
 """
 
+import argparse
+
 import keras
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import tf_fused_ops as tfo
 
-WIDTH, HEADS, HIDDEN, BLOCKS, EPOCHS = 32, 4, 128, 2, 6
+WIDTH, HEADS, HIDDEN, BLOCKS = 32, 4, 128, 2
 
 
 @keras.saving.register_keras_serializable(package="examples")
@@ -72,6 +74,9 @@ def make_model():
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer epochs")
+    epochs = 6 if parser.parse_args().quick else 15
     keras.utils.set_random_seed(0)
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8) / 16).astype("float32")
@@ -80,7 +85,7 @@ def main():
     model.compile(
         keras.optimizers.Adam(3e-3), "sparse_categorical_crossentropy", metrics=["accuracy"]
     )
-    model.fit(train_x, train_y, batch_size=64, epochs=EPOCHS, verbose=2)
+    model.fit(train_x, train_y, batch_size=64, epochs=epochs, verbose=2)
     loss, accuracy = model.evaluate(test_x, test_y, verbose=0)
     print(f"test loss {loss:.4f}  accuracy {accuracy:.4f}")
     assert accuracy > 0.85, "the encoder should have learnt the digits"
