@@ -40,3 +40,12 @@ def test_index():
     text = (ROOT / "docs" / "README.md").read_text()
     pages = {page.name for page in ROOT.glob("docs/*.md")} - {"README.md"}
     assert {name for name in pages if f"({name})" not in text} == set()
+
+
+def test_first_program():
+    """The README's program runs, and fuses forward and backward."""
+    program = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)[1]
+    names = {}
+    exec(program, names)
+    (fusion,) = names["step"].remap_reports[-1].fused
+    assert (fusion.rule, fusion.gradients) == ("matmul_bias_gelu_erf", 1)
