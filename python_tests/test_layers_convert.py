@@ -376,14 +376,19 @@ class Holder(keras.layers.Layer):
 
 
 def test_layers_that_others_hold(told):
-    """They stay, and with them their weights; bidirectional ones hold two."""
+    """They stay, and with them their weights."""
     inputs = keras.Input((3, 4))
-    x = keras.layers.Bidirectional(keras.layers.GRU(2))(inputs)
+    x = keras.layers.MultiHeadAttention(2, 2)(inputs, inputs)
+    x = keras.layers.Bidirectional(keras.layers.GRU(2))(x)
+    x = keras.layers.SpectralNormalization(keras.layers.Dense(4, name="in"), name="out")(x)
     x = Holder(keras.layers.Dense(4, name="inner"), name="outer")(x)
     model = keras.Model(inputs, keras.layers.Dense(2)(x))
-    check(model, values((2, 3, 4))[0], ["Bidirectional", "Holder", "FusedDense"], {DENSE: 1})
+    names = ["MultiHeadAttention", "Bidirectional", "SpectralNormalization", "Holder"]
+    check(model, values((2, 3, 4))[0], [*names, "FusedDense"], {DENSE: 1})
+    reaches = "holds it; tf_fused_ops.accelerate reaches it"
     assert told == [
-        "Not fused: layer inner: outer of class Holder holds it; tf_fused_ops.accelerate reaches it"
+        f"Not fused: layer in: out of class SpectralNormalization {reaches}",
+        f"Not fused: layer inner: outer of class Holder {reaches}",
     ]
 
 
