@@ -11,7 +11,7 @@ import pytest
 import tf_fused_ops as tfo
 from tf_fused_ops.layers import runs
 
-# As TensorFlow's own batch norm, the fused one takes epsilon and momentum in float32.
+# Batch norm's epsilon and momentum are attributes of an op, so they have the digits of float32.
 TOLERANCE = 1e-7
 
 # Family -> layers that conversion fuses, those with a side input, chains that remapping fuses.
