@@ -16,16 +16,16 @@ def cast(values, dtype):
     return [None if v is None else tf.cast(tf.constant(v), dtype) for v in values]
 
 
-def fused(x, filters, bias, side, **attributes):
-    return conv2d_bias_act(x, filters, bias, side_input=side, **attributes)
+def fused(case, x, filters, bias, side):
+    return conv2d_bias_act(x, filters, bias, side_input=side, **case.attributes())
 
 
-def fused_gradients(dy, x, filters, saved, attributes, switches=(True,) * 4):
-    """The gradient op, on the arguments of `reference.conv2d_bias_act_grad`."""
+def fused_gradients(case, dy, x, filters, saved):
+    attributes = case.attributes()
     padding, explicit = conv._padding(attributes["padding"])
-    attributes = {**attributes, "padding": padding, "explicit_paddings": explicit}
+    attributes |= {"padding": padding, "explicit_paddings": explicit}
     saved = [] if saved is None else [saved]
-    return conv._gradient_op(dy, x, filters, saved, switches, attributes)
+    return conv._gradient_op(dy, x, filters, saved, (True,) * 4, attributes)
 
 
 def saved_for(case, x, filters, bias, side):
@@ -38,7 +38,8 @@ def saved_for(case, x, filters, bias, side):
     return reference.conv2d_bias_act(x, filters, bias, side, **attributes)
 
 
-def check(case, seed=0):
+def check(case, seed=0, forward=fused, gradients=fused_gradients):
+    """Asserts that two functions of a case and its tensors are as exact as stock TensorFlow."""
     *operands, dy = cast(case.inputs(seed), case.dtype)
     wide = cast(operands, "float64")
     attributes = case.attributes()
@@ -46,7 +47,7 @@ def check(case, seed=0):
     # Stock TensorFlow gives an empty float16 or bfloat16 convolution the wrong shape.
     empty = case.batch == 0
     stock = expected if empty else reference.conv2d_bias_act(*operands, **attributes)
-    assert_as_exact("y", fused(*operands, **attributes), stock, expected, case.dtype)
+    assert_as_exact("y", forward(case, *operands), stock, expected, case.dtype)
 
     # The same saved tensor for all: next to a kink rounding decides the slope.
     saved = saved_for(case, *wide)
@@ -56,9 +57,9 @@ def check(case, seed=0):
     stock = expected
     if not empty:
         stock = reference.conv2d_bias_act_grad(dy, *operands[:2], saved, **attributes)
-    gradients = fused_gradients(dy, *operands[:2], saved, attributes)
+    values = gradients(case, dy, *operands[:2], saved)
     for name, value, other, exact in zip(
-        ("dx", "dfilters", "dbias", "dside"), gradients, stock, expected, strict=True
+        ("dx", "dfilters", "dbias", "dside"), values, stock, expected, strict=True
     ):
         scale = np.linalg.norm(wide_dy) / np.sqrt(case.cout) if name == "dbias" else 0.0
         assert_as_exact(name, value, other, exact, case.dtype, scale)
@@ -131,7 +132,7 @@ def test_window_larger_than_the_image_gives_an_empty_output(layout, isa):
     x, filters, bias, _, _ = cast([*case.inputs()[:3], None, None], "float64")
     with tf.GradientTape() as tape:
         tape.watch([x, filters, bias])
-        y = fused(x, filters, bias, None, **case.attributes())
+        y = fused(case, x, filters, bias, None)
     assert y.shape == case.ordered(2, (0, 7), 4)
     for gradient, value in zip(
         tape.gradient(y, [x, filters, bias]), [x, filters, bias], strict=True

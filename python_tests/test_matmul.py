@@ -15,17 +15,23 @@ from tf_fused_ops import _library
 from tf_fused_ops.ops import activations, matmul, matmul_bias_act, reference
 
 
-def fused(a, b, bias, side, **attributes):
-    return matmul_bias_act(a, b, bias, side_input=side, **attributes)
+def fused(case, a, b, bias, side):
+    return matmul_bias_act(a, b, bias, side_input=side, **case.attributes())
 
 
-def check(case, seed=0):
+def fused_gradients(case, dy, a, b, saved):
+    saved = [] if saved is None else [saved]
+    return matmul._gradient_op(dy, a, b, saved, (True,) * 4, case.attributes())
+
+
+def check(case, seed=0, forward=fused, gradients=fused_gradients):
+    """Asserts that two functions of a case and its tensors are as exact as stock TensorFlow."""
     *operands, dy = cast(case.inputs(seed), case.dtype)
     wide = cast(operands, "float64")
     attributes = case.attributes()
     expected = reference.matmul_bias_act(*wide, **attributes)
     stock = reference.matmul_bias_act(*operands, **attributes)
-    assert_as_exact("y", fused(*operands, **attributes), stock, expected, case.dtype)
+    assert_as_exact("y", forward(case, *operands), stock, expected, case.dtype)
 
     # The same saved tensor for all: next to a kink rounding decides the slope.
     saved = expected
@@ -35,10 +41,9 @@ def check(case, seed=0):
     stock = reference.matmul_bias_act_grad(dy, *operands[:2], saved, **attributes)
     wide_dy, wide_saved = cast([dy, saved], "float64")
     expected = reference.matmul_bias_act_grad(wide_dy, *wide[:2], wide_saved, **attributes)
-    saved = [] if saved is None else [saved]
-    gradients = matmul._gradient_op(dy, *operands[:2], saved, (True,) * 4, attributes)
+    values = gradients(case, dy, *operands[:2], saved)
     for name, value, other, exact in zip(
-        ("da", "db", "dbias", "dside"), gradients, stock, expected, strict=True
+        ("da", "db", "dbias", "dside"), values, stock, expected, strict=True
     ):
         scale = np.linalg.norm(wide_dy) / np.sqrt(max(1, case.n)) if name == "dbias" else 0.0
         assert_as_exact(name, value, other, exact, case.dtype, scale)
