@@ -7,4 +7,5 @@ PYBIND11_MODULE(_cuda, module) {
       "__cuda_array_interface__). Outputs are given by the caller; work is "
       "queued on `stream`, a cudaStream_t as an integer.";
   tfo::cuda::python::BindBiasAct(module);
+  tfo::cuda::python::BindConv(module);
 }
