@@ -4,6 +4,7 @@ Run it with `python examples/synchronized_batch_norm.py`: it starts the two proc
 machines, start it on each of them with TF_CONFIG set, as TensorFlow's multi-worker guide says.
 """
 
+import argparse
 import json
 import os
 import socket
@@ -16,7 +17,7 @@ from sklearn.datasets import load_digits
 
 import tf_fused_ops as tfo
 
-WORKERS, STEPS, BATCH = 2, 100, 16
+WORKERS, BATCH = 2, 16
 
 
 def make_model():
@@ -32,7 +33,7 @@ def make_model():
     return tfo.layers.convert(model)
 
 
-def train(worker):
+def train(worker, steps):
     """Trains on this worker's share of the digits, together with the other workers."""
     # Without a timeout a worker would wait for one that hangs.
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=60)
@@ -58,7 +59,7 @@ def train(worker):
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8, 1) / 16).astype("float32")
     share = tf.data.Dataset.from_tensor_slices((images, labels)).shard(WORKERS, worker)
-    batches = share.shuffle(1000, seed=worker).repeat().batch(BATCH).take(STEPS)
+    batches = share.shuffle(1000, seed=worker).repeat().batch(BATCH).take(steps)
     for number, (x, y) in enumerate(batches, 1):
         loss = step(x, y)
         if worker == 0 and number % 20 == 0:
@@ -82,12 +83,21 @@ def start_workers():
     for index in range(WORKERS):
         config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
         environment = {**os.environ, "TF_CONFIG": json.dumps(config)}
-        processes.append(subprocess.Popen([sys.executable, __file__], env=environment))
-    sys.exit(any([process.wait() for process in processes]))
+        command = [sys.executable, __file__, *sys.argv[1:]]
+        processes.append(subprocess.Popen(command, env=environment))
+    codes = [process.wait() for process in processes]
+    sys.exit(any(codes))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer steps")
+    steps = 60 if parser.parse_args().quick else 200
+    if "TF_CONFIG" in os.environ:
+        train(json.loads(os.environ["TF_CONFIG"])["task"]["index"], steps)
+    else:
+        start_workers()
 
 
 if __name__ == "__main__":
-    if "TF_CONFIG" in os.environ:
-        train(json.loads(os.environ["TF_CONFIG"])["task"]["index"])
-    else:
-        start_workers()
+    main()

@@ -8,7 +8,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example(path, run_python):
-    assert run_python(path.read_text(), "--quick")
+    program = f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')"
+    assert run_python(program, "--quick")
 
 
 def test_documented():
