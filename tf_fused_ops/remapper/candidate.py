@@ -87,7 +87,7 @@ class Candidate:
 
     def _preserved(self):
         for op in self.nodes:
-            if "_grappler_do_not_remove" in op.node_def.attr:
+            if self.view.is_kept(op):
                 return f"{op.name} is marked _grappler_do_not_remove"
             if self.view.is_fetched(op):
                 return f"{op.name} is an output of the graph"

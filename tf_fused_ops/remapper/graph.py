@@ -16,6 +16,8 @@ from tf_fused_ops.remapper import custom_gradients
 
 # Attributes that say how an op runs, not what it computes.
 _INCIDENTAL_ATTRS = frozenset({"use_cudnn_on_gpu"})
+# Set by who wants an op to stay.
+_KEEP = "_grappler_do_not_remove"
 
 
 class GraphView:
@@ -37,23 +39,22 @@ class GraphView:
         """
         self.graph = graph
         self._identify_gradient = identify_gradient
-        self.position = {}
         self._fetched = {id(output) for output in outputs}
         self._attrs = {}
+        self._kept = set()
         self._constants = {}
+        self._indexed = set()
+        self._removed = set()
         self._by_type = collections.defaultdict(list)
         self._consumers = collections.defaultdict(list)
-        self._sort()
-        self._live = _live_ops(self.position, outputs)
-        for op in self.position:
+        ops = _topological(graph.get_operations())
+        self.position = {op: place for place, op in enumerate(ops)}
+        self._live = _live_ops(ops, outputs)
+        for op in ops:
             self._index(op)
 
-    def _sort(self):
-        self.position = {
-            op: place for place, op in enumerate(_topological(self.graph.get_operations()))
-        }
-
     def _index(self, op):
+        self._indexed.add(op)
         self._by_type[op.type].append(op)
         for port, tensor in enumerate(op.inputs):
             self._consumers[id(tensor)].append((op, port))
@@ -93,8 +94,20 @@ class GraphView:
     def attrs(self, op):
         """Returns the attributes that decide what an op computes, as a dict of AttrValue protos."""
         if op not in self._attrs:
-            self._attrs[op] = semantic_attrs(op, self._identify_gradient)
+            self._read_attrs(op)
         return self._attrs[op]
+
+    def is_kept(self, op):
+        """Returns whether an op is marked as one to be kept."""
+        if op not in self._attrs:
+            self._read_attrs(op)
+        return op in self._kept
+
+    def _read_attrs(self, op):
+        node_def = op.node_def
+        self._attrs[op] = semantic_attrs(node_def, self._identify_gradient)
+        if _KEEP in node_def.attr:
+            self._kept.add(op)
 
     def constant(self, tensor):
         """Returns the value of a tensor made by a Const op, as an array, or None."""
@@ -108,6 +121,7 @@ class GraphView:
     def remove(self, ops):
         """Takes ops out of the index (not out of the graph)."""
         self._live.difference_update(ops)
+        self._removed.update(ops)
         for op in ops:
             for port, tensor in enumerate(op.inputs):
                 uses = self._consumers[id(tensor)]
@@ -116,9 +130,10 @@ class GraphView:
 
     def adopt(self, op):
         """Indexes a new op, and new ops that it reads, once its outputs are used."""
+        if op in self._indexed:
+            return
         for tensor in op.inputs:
-            if tensor.op not in self.position:
-                self.adopt(tensor.op)
+            self.adopt(tensor.op)
         self._live.add(op)
         self._index(op)
         before = [tensor.op for tensor in op.inputs] + op.control_inputs
@@ -129,7 +144,8 @@ class GraphView:
         if low < high:
             self.position[op] = (low + high) / 2
         else:
-            self._sort()
+            ops = _topological(self.graph.get_operations())
+            self.position = {op: place for place, op in enumerate(ops)}
 
     def reaches(self, starts, ends):
         """Returns whether any of `ends` is, or depends on, any of `starts`."""
@@ -147,12 +163,30 @@ class GraphView:
                 stack.extend(op.control_inputs)
         return False
 
-    def leftovers(self, outputs):
+    def leftovers(self):
         """Returns the ops that nothing needs any more, consumers first."""
+        waiting = list(self._removed)
+        while waiting:
+            op = waiting.pop()
+            for before in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
+                if before in self._live and not self._is_needed(before):
+                    self._live.discard(before)
+                    waiting.append(before)
         ops = self.graph.get_operations()
-        live = _live_ops(ops, outputs)
-        dead = {op: None for op in ops if op not in live and op.type != "Placeholder"}
-        return _topological(dead)[::-1]
+        dead = [op for op in ops if op not in self._live and op.type != "Placeholder"]
+        # New ops that were never used come last.
+        dead.sort(key=lambda op: self.position.get(op, len(ops)))
+        return dead[::-1]
+
+    def _is_needed(self, op):
+        """Returns whether live ops or the outputs need an op."""
+        return (
+            op._is_stateful
+            or op.type == "Placeholder"
+            or self.is_fetched(op)
+            or any(self.is_fetched(tensor) or self.users(tensor) for tensor in op.outputs)
+            or bool(self.waiting(op))
+        )
 
     def redirect(self, old, new):
         """Makes all consumers of one tensor, and the graph's outputs, use another."""
@@ -170,10 +204,10 @@ class GraphView:
         op._add_control_inputs(dict.fromkeys(inputs))
 
 
-def semantic_attrs(op, identify_gradient=custom_gradients.identify):
+def semantic_attrs(node_def, identify_gradient=custom_gradients.identify):
     """Returns the attributes of an op that decide what it, or its gradient, computes."""
     attrs = {}
-    for name, value in op.node_def.attr.items():
+    for name, value in node_def.attr.items():
         if name == custom_gradients.ATTRIBUTE:
             identity = identify_gradient(value.s.decode())
             if identity is not None:

@@ -68,6 +68,7 @@ class Matcher:
         self._pattern = pattern
         self._view = view
         self._allow_mismatch = allow_mismatch
+        self._excluded = frozenset()
 
     def match(self, op, names):
         """Matches the pattern's anchor with an op.
@@ -95,6 +96,24 @@ class Matcher:
         todo = self._pattern.ancestors(names) - binding.nodes.keys()
         return self._best(self._solve(binding.copy(), [], todo))
 
+    def assume(self, nodes, operands, names):
+        """Returns the binding of what another pattern of the same code matched.
+
+        Args:
+            nodes: The ops that it matched, in the order of its nodes.
+            operands: Operand name -> tensor.
+            names: The outputs that they make.
+
+        Returns:
+            A Binding, or None if this pattern does not begin with the same nodes.
+        """
+        first = self._pattern.nodes[: len(nodes)]
+        if self._pattern.ancestors(names) != frozenset(range(len(nodes))):
+            return None
+        if any(node.type != op.type for node, op in zip(first, nodes, strict=True)):
+            return None
+        return Binding(dict(enumerate(nodes)), dict(operands))
+
     def extend(self, binding, name, excluded=frozenset()):
         """Adds the nodes of a further output to a binding.
 
@@ -107,11 +126,10 @@ class Matcher:
             A Binding or None.
         """
         todo = self._pattern.ancestors([name]) - binding.nodes.keys()
-        known = set(binding.nodes)
-        for found in self._solve(binding.copy(), [], todo):
-            if not any(op in excluded for node, op in found.nodes.items() if node not in known):
-                return found
-        return None
+        self._excluded = excluded
+        found = next(self._solve(binding.copy(), [], todo), None)
+        self._excluded = frozenset()
+        return found
 
     def _best(self, bindings):
         near_miss = None
@@ -167,7 +185,7 @@ class Matcher:
     def _steps(self, binding, node, op):
         """Returns the ways in which a pattern node may stand for an op: (node, op, order)."""
         wanted = self._pattern.nodes[node]
-        if wanted.type != op.type or not _fits(wanted, op):
+        if wanted.type != op.type or op in self._excluded or not _fits(wanted, op):
             return []
         inputs = op.inputs
         return [

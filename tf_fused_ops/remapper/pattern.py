@@ -207,7 +207,7 @@ def _extract(graph, operands, outputs, anchor, free=(), parameters=None):
         return Port(index[tensor.op], tensor.value_index)
 
     def node(op):
-        attrs = {k: v for k, v in semantic_attrs(op).items() if (op.type, k) not in free}
+        attrs = {k: v for k, v in semantic_attrs(op.node_def).items() if (op.type, k) not in free}
         if op in sums:
             del attrs["N"]
         inputs = tuple(map(value, op.inputs))

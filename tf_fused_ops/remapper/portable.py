@@ -25,19 +25,20 @@ class ToStock(Transform):
         fused = [op for op in graph.get_operations() if op.type in _STOCK]
         if fused:
             view = GraphView(graph, outputs)
-            for op in fused:
-                new = _emit(graph, op)
-                view.remove([op])
-                rewriter.swap(view, outputs, list(zip(op.outputs, new, strict=True)))
-                report.fused.append(Fusion(op.type, (op.name,), (new[0].op.name,), ()))
-            hiding.hide(graph, view.leftovers(outputs))
+            with rewriter.outside(graph):
+                for op in fused:
+                    new = _emit(op)
+                    view.remove([op])
+                    rewriter.swap(view, outputs, list(zip(op.outputs, new, strict=True)))
+                    report.fused.append(Fusion(op.type, (op.name,), (new[0].op.name,), ()))
+            hiding.hide(graph, view.leftovers())
         report.seconds = time.perf_counter() - start
         return outputs, report
 
 
-def _emit(graph, op):
+def _emit(op):
     """Emits stock ops with the device and the control inputs of a fused op; returns its outputs."""
-    with rewriter.emitting(graph, op.device, op.control_inputs), tf.name_scope(f"{op.name}_stock/"):
+    with rewriter.emitting(op.device, op.control_inputs), tf.name_scope(f"{op.name}_stock/"):
         return _STOCK[op.type](op)
 
 

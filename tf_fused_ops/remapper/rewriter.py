@@ -85,6 +85,7 @@ class _Rewriter:
         self.report = Report(name)
         self._options = options
         self._identify_gradient = identify_gradient
+        self._groups = {}
         self._refused = {}
 
     def run(self):
@@ -92,11 +93,12 @@ class _Rewriter:
         if not any(op.type in rules.BY_ANCHOR for op in self.graph.get_operations()):
             return
         self.view = GraphView(self.graph, self.outputs, self._identify_gradient)
-        while self._sweep():
-            pass
+        with outside(self.graph):
+            while self._sweep():
+                pass
         self.report.refused = list(self._refused.values())
         if self.report.fused:
-            hiding.hide(self.graph, self.view.leftovers(self.outputs))
+            hiding.hide(self.graph, self.view.leftovers())
 
     def _sweep(self):
         """Tries every anchor once; returns whether anything was replaced."""
@@ -109,7 +111,9 @@ class _Rewriter:
 
     def _try_rules(self, anchor):
         """Replaces the longest legal match at an anchor."""
-        for rule, match, mismatch in search.forward_matches(self.view, anchor, self._options):
+        for rule, match, mismatch in search.forward_matches(
+            self.view, anchor, self._usable(anchor.type, anchor.outputs[0].dtype)
+        ):
             if mismatch:
                 self._refuse(rule, match, mismatch)
                 continue
@@ -125,19 +129,24 @@ class _Rewriter:
                 return
             self._refuse(rule, match, reason)
 
+    def _usable(self, *kind):
+        if kind not in self._groups:
+            self._groups[kind] = search.usable_rules(self.view, *kind, self._options)
+        return self._groups[kind]
+
     def _replace(self, candidate):
         """Emits the fused ops and redirects the users of what they replace."""
         rule, match = candidate.rule, candidate.match
         wanted = [candidate.wanted(backward) for backward in candidate.backward]
         messages = _messages(candidate, wanted)
         self.view.remove(candidate.nodes)
-        with self._emitting(candidate, match.nodes):
+        with emitting(match.nodes[0].device, candidate.controls(match.nodes)):
             fused = rule.fuse(match, training=any(wanted))
         self._swap(match.outputs, fused.outputs)
         emitted = [_maker(fused.outputs)]
         for backward, names in zip(candidate.backward, wanted, strict=True):
             if names:
-                with self._emitting(candidate, backward.nodes):
+                with emitting(backward.nodes[0].device, candidate.controls(backward.nodes)):
                     gradients = rule.fuse_gradient(match, fused, backward.dy, names)
                     emitted.append(_maker(gradients))
                     for name, others in backward.spare.items():
@@ -149,9 +158,6 @@ class _Rewriter:
         nodes, names = (tuple(op.name for op in ops) for ops in (candidate.nodes, emitted))
         line = source.user_line(match.nodes[0])
         self.report.fused.append(Fusion(rule.name, nodes, names, messages, line))
-
-    def _emitting(self, candidate, nodes):
-        return emitting(self.graph, nodes[0].device, candidate.controls(nodes))
 
     def _swap(self, old, new):
         """Replaces old tensors by the new ones of the same names."""
@@ -168,22 +174,26 @@ class _Rewriter:
 
 
 @contextlib.contextmanager
-def emitting(graph, device, controls):
-    """New ops in a graph take the place of others.
+def outside(graph):
+    """New ops go into a graph, whatever devices and control dependencies are around."""
+    with graph.as_default(), tf.control_dependencies(None), tf.device(None):
+        yield
+
+
+@contextlib.contextmanager
+def emitting(device, controls):
+    """New ops take the place of others, unseen by tapes.
 
     Args:
-        graph: The tf.Graph.
         device: The device of the others.
         controls: The ops that the others had to wait for.
     """
-    with (
-        graph.as_default(),
-        tf.control_dependencies(None),
-        tf.device(None),
-        tf.device(device or None),
-        tf.control_dependencies(controls),
-        record.stop_recording(),
-    ):
+    with contextlib.ExitStack() as stack:
+        if device:
+            stack.enter_context(tf.device(device))
+        if controls:
+            stack.enter_context(tf.control_dependencies(controls))
+        stack.enter_context(record.stop_recording())
         yield
 
 
@@ -201,9 +211,8 @@ def swap(view, outputs, replacements):
         new.set_shape(old.shape)
         outputs[:] = [new if output is old else output for output in outputs]
         view.redirect(old, new)
-    for op in dict.fromkeys(new.op for _, new in replacements):
-        if op not in view.position:
-            view.adopt(op)
+    for _, new in replacements:
+        view.adopt(new.op)
 
 
 def _maker(tensors):

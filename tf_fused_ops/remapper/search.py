@@ -6,6 +6,7 @@ attributes of a forward match.
 """
 
 import functools
+import itertools
 
 import tensorflow as tf
 
@@ -20,31 +21,44 @@ _PRIMES = (11, 13, 17, 19, 23, 29)
 _JOINT_PATTERNS = 4096
 
 
-def forward_matches(view, anchor, options):
-    """Yields the rules that fit at an anchor, longest first.
+def usable_rules(view, op_type, dtype, options):
+    """Returns {core: rules} of those that can match in a graph at an anchor, as far as the op types
+    in it tell.
 
     Args:
         view: A GraphView.
-        anchor: The op at which to look.
+        op_type: The anchor's type.
+        dtype: Its output's tf.DType.
         options: RemapOptions.
-
-    Yields:
-        (Rule, Match, the one constant or attribute that differs in words or None).
     """
-    dtype = anchor.outputs[0].dtype
     if not dtype.is_floating:
-        return
-    found = []
-    for core, group in rules.BY_ANCHOR[anchor.type].items():
-        usable = [
+        return {}
+    groups = {
+        core: [
             rule
             for rule in group
             if options.allows(rule.name) and view.has(spellings.op_types(rule.spelling, dtype))
         ]
-        if usable:
-            found += _family_matches(view, anchor, core, usable)
-    found.sort(key=lambda item: len(item[1].nodes), reverse=True)
-    yield from found
+        for core, group in rules.BY_ANCHOR[op_type].items()
+    }
+    return {core: group for core, group in groups.items() if group}
+
+
+def forward_matches(view, anchor, groups):
+    """Returns what fits at an anchor, longest first.
+
+    Args:
+        view: A GraphView.
+        anchor: The op at which to look.
+        groups: What `usable_rules` returned for such an anchor.
+
+    Returns:
+        A list of (Rule, Match, the one constant or attribute that differs in words or None).
+    """
+    found = [
+        m for core, group in groups.items() for m in _family_matches(view, anchor, core, group)
+    ]
+    return sorted(found, key=lambda item: len(item[1].nodes), reverse=True)
 
 
 def _family_matches(view, anchor, core, group):
@@ -89,7 +103,8 @@ def backward_matches(view, rule, match):
     specs = tuple((n, tf.TensorSpec(t.shape, t.dtype)) for n, t in match.operands.items())
     traced = _joint_pattern(rule, specs, _hashable(match.attrs))
     matcher = Matcher(traced, view)
-    forward = matcher.match(match.node(rule.anchor), match.outputs)
+    forward = matcher.assume(match.nodes, match.operands, match.outputs)
+    forward = forward or matcher.match(match.node(rule.anchor), match.outputs)
     # The gradient with the longest way leaves least choice for the others.
     names = sorted(traced.outputs.keys() - match.outputs.keys())
     names.sort(key=lambda name: len(traced.ancestors([name])), reverse=True)

@@ -39,7 +39,13 @@ def same_shape(a, b):
     """Returns whether two tensors are known to have the same shape."""
     if a.shape.rank is None or a.shape.rank != b.shape.rank:
         return False
-    return all(dimension(a, axis) == dimension(b, axis) for axis in range(a.shape.rank))
+    if a.shape.is_fully_defined() and b.shape.is_fully_defined():
+        return a.shape == b.shape
+    namer = _Namer()
+    return all(
+        namer.name(a, axis, _MAX_DEPTH) == namer.name(b, axis, _MAX_DEPTH)
+        for axis in range(a.shape.rank)
+    )
 
 
 def dimension(tensor, axis):
