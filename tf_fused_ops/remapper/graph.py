@@ -56,8 +56,9 @@ class GraphView:
     def _index(self, op):
         self._indexed.add(op)
         self._by_type[op.type].append(op)
+        consumers = self._consumers
         for port, tensor in enumerate(op.inputs):
-            self._consumers[id(tensor)].append((op, port))
+            consumers[id(tensor)].append((op, port))
 
     def ops(self, op_type):
         """Returns the live ops of a type."""
@@ -218,16 +219,13 @@ def semantic_attrs(node_def, identify_gradient=custom_gradients.identify):
 
 
 def _live_ops(ops, outputs):
-    """Returns the ops that outputs or side effects depend on."""
-    stack = [getattr(output, "op", output) for output in outputs]
-    stack += [op for op in ops if op._is_stateful]
-    live = set()
-    while stack:
-        op = stack.pop()
-        if op not in live:
+    """Returns those of topologically sorted ops that outputs or side effects depend on."""
+    live = {getattr(output, "op", output) for output in outputs}
+    for op in reversed(ops):
+        if op in live or op._is_stateful:
             live.add(op)
-            stack.extend(tensor.op for tensor in op.inputs)
-            stack.extend(op.control_inputs)
+            live.update(tensor.op for tensor in op.inputs)
+            live.update(op.control_inputs)
     return live
 
 
@@ -257,8 +255,8 @@ def _is_topological(ops):
     later = set(ops)
     for op in ops:
         later.discard(op)
-        if any(tensor.op in later for tensor in op.inputs):
+        if not later.isdisjoint([tensor.op for tensor in op.inputs]):
             return False
-        if any(other in later for other in op.control_inputs):
+        if not later.isdisjoint(op.control_inputs):
             return False
     return True

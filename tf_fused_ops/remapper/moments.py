@@ -101,10 +101,12 @@ class _Decomposed(BatchNorm):
     def arguments(self, match):
         x, axis = match.operands["x"], self.axis(match)
         length, dtype = [x.shape[axis]], tf.float64 if x.dtype == tf.float64 else tf.float32
-        zeros = tf.zeros(length, dtype)
-        vectors = [match.operands.get(name, zeros) for name in _VECTORS]
-        if "scale" not in match.operands:
-            vectors[0] = tf.ones(length, dtype)
+        vectors = [match.operands.get(name) for name in _VECTORS]
+        for i, make in enumerate((tf.ones, tf.zeros)):
+            vectors[i] = make(length, dtype) if vectors[i] is None else vectors[i]
+        if "mean" not in self.operands:
+            # With a momentum of zero nothing is read of the moving statistics.
+            vectors[2:] = vectors[1], vectors[1]
         last = axis == x.shape.rank - 1
         return vectors, {
             "epsilon": match.attrs["epsilon"],

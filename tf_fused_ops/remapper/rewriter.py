@@ -8,7 +8,6 @@ nothing against it; what it finds goes into the report.
 import contextlib
 import dataclasses
 import fnmatch
-import gc
 import time
 
 import tensorflow as tf
@@ -58,22 +57,9 @@ def remap_graph(
     start = time.perf_counter()
     options = options or RemapOptions()
     rewriter = _Rewriter(graph, outputs, options, name or graph.name, identify_gradient)
-    with _without_garbage_collection():
-        rewriter.run()
+    rewriter.run()
     rewriter.report.seconds = time.perf_counter() - start
     return rewriter.outputs, rewriter.report
-
-
-@contextlib.contextmanager
-def _without_garbage_collection():
-    """Matching makes many short-lived objects beside a large graph, and none of them is a cycle."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Rewriter:

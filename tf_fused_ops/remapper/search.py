@@ -55,9 +55,8 @@ def forward_matches(view, anchor, groups):
     Returns:
         A list of (Rule, Match, the one constant or attribute that differs in words or None).
     """
-    found = [
-        m for core, group in groups.items() for m in _family_matches(view, anchor, core, group)
-    ]
+    families = (_family_matches(view, anchor, *family) for family in groups.items())
+    found = itertools.chain.from_iterable(families)
     return sorted(found, key=lambda item: len(item[1].nodes), reverse=True)
 
 
