@@ -55,27 +55,23 @@ class _Convert(Rebuild):
         # Over an unknown number of steps Keras vectorises, which the fused ops are not made for.
         return bool(nodes) and all(node.input_tensors[0].shape[1] is not None for node in nodes)
 
-    def keeps(self, layer, holder):
-        if type(layer) in runs.FUSED:
-            if type(holder) is keras.layers.TimeDistributed:
-                reason = f"the number of time steps of {holder.name} is not known"
-            else:
-                reason = (
-                    f"{holder.name} of class {type(holder).__name__} holds it; "
-                    "tf_fused_ops.accelerate reaches it"
-                )
-            runs.tell(layer.name, reason)
+    def run(self, model):
+        converted = super().run(model)
+        for layer, holder in self.survey.held:
+            if type(layer) in runs.FUSED:
+                runs.tell(layer.name, _why_kept(holder))
+        return converted
 
     def plan(self, steps, outputs):
         plan = {}
-        for run in runs.find(steps, outputs, self.calls):
+        for run in runs.find(steps, outputs, self.survey.calls):
             plan |= dict.fromkeys(run.steps)
             plan[run.steps[-1]] = functools.partial(self._call, run)
         return plan
 
     def plan_sequence(self, steps):
         plan = {}
-        for run in runs.find(steps, steps[-1].outputs if steps else (), self.calls):
+        for run in runs.find(steps, steps[-1].outputs if steps else (), self.survey.calls):
             plan |= dict.fromkeys(run.steps, ())
             plan[run.steps[-1]] = [self._fused(run)]
         return plan
@@ -96,6 +92,16 @@ class _Convert(Rebuild):
             return runs.FUSED.get(type(layer), type(layer)).from_config(config)
 
         return self.layer(layer, make)
+
+
+def _why_kept(holder):
+    """Returns why a layer that another one holds is not converted, in words."""
+    if type(holder) is keras.layers.TimeDistributed:
+        return f"the number of time steps of {holder.name} is not known"
+    return (
+        f"{holder.name} of class {type(holder).__name__} holds it; "
+        "tf_fused_ops.accelerate reaches it"
+    )
 
 
 class _Revert(Rebuild):

@@ -1,13 +1,11 @@
 """Builds a Keras model anew with some of its layers replaced, keeping its state."""
 
-import collections
 import warnings
 
 import keras
 from keras import tree
-from keras.src.models.functional import Functional, functional_like_constructor
 
-from tf_fused_ops.layers.runs import Step
+from tf_fused_ops.layers.survey import Step, Survey
 
 
 class Rebuild:
@@ -16,7 +14,7 @@ class Rebuild:
     A subclass says what becomes of the layers of one model.
 
     Attributes:
-        calls: {id of layer: number of its calls} over all models.
+        survey: The `Survey` of the model, once it runs.
     """
 
     def __init__(self, verb):
@@ -25,11 +23,8 @@ class Rebuild:
         Args:
             verb: What the conversion does, for messages.
         """
-        self.calls = collections.Counter()
         self._verb = verb
-        self._steps = {}
         self._made = {}
-        self._holders = {}
 
     def plan(self, steps, outputs):
         """Decides about a functional model.
@@ -56,15 +51,9 @@ class Rebuild:
         """Returns whether the layer in a `TimeDistributed` is converted."""
         return True
 
-    def keeps(self, layer, holder):
-        """Is told of every layer that stays as it is, since another one holds it."""
-
     def run(self, model):
         """Returns the converted model, with the state and the compilation of the given one."""
-        self._survey(model)
-        for layer, holder in self._holders.values():
-            if id(layer) in self.calls:
-                self._refuse_shared(layer, holder)
+        self.survey = Survey(model, self._is_opened, self._verb)
         converted = self.clone(model)
         for old, new in self._made.values():
             if not self._has_parts(old):
@@ -81,54 +70,11 @@ class Rebuild:
         """Returns an operation like the given one; models are converted."""
         return self.layer(operation, lambda: self._clone(operation))
 
-    def _survey(self, model):
-        """Lists the steps of a model and of those in it, and counts the calls."""
-        if id(model) in self._steps:
-            return
-        if type(model) is keras.Sequential:
-            steps = _sequential_steps(model)
-        elif isinstance(model, Functional) and functional_like_constructor(type(model)):
-            steps = _functional_steps(model)
-        else:
-            raise ValueError(
-                f"{self._verb} knows functional and sequential models, and {model.name} of class "
-                f"{type(model).__name__} is a subclassed one: use tf_fused_ops.accelerate(model) "
-                "instead."
-            )
-        self._steps[id(model)] = steps
-        for step in steps:
-            self._survey_call(step.operation)
-
-    def _survey_call(self, operation):
-        self.calls[id(operation)] += 1
-        if isinstance(operation, keras.Model):
-            self._survey(operation)
-        elif self._is_opened(operation):
-            self._survey_call(operation.layer)
-        elif isinstance(operation, keras.Layer):
-            for layer in operation._flatten_layers(include_self=False):
-                self._survey_held(layer, operation)
-
-    def _survey_held(self, layer, holder):
-        if id(layer) not in self._holders:
-            self._holders[id(layer)] = layer, holder
-            self.keeps(layer, holder)
-        elif self._holders[id(layer)][1] is not holder:
-            self._refuse_shared(layer, holder)
-
-    def _refuse_shared(self, layer, holder):
-        if layer.weights:
-            raise ValueError(
-                f"{self._verb} cannot keep the weights of layer {layer.name} shared, which is in "
-                f"layer {holder.name} of class {type(holder).__name__} and is used outside of it, "
-                "too: use tf_fused_ops.accelerate(model) instead."
-            )
-
     def _is_opened(self, operation):
         return type(operation) is keras.layers.TimeDistributed and self.opens(operation)
 
     def _has_parts(self, operation):
-        return id(operation) in self._steps or self._is_opened(operation)
+        return isinstance(operation, keras.Model) or self._is_opened(operation)
 
     def _clone(self, operation):
         if isinstance(operation, keras.Sequential):
@@ -154,7 +100,7 @@ class Rebuild:
         return layers[0] if len(layers) == 1 else keras.Sequential(layers)
 
     def _sequential(self, model):
-        steps = self._steps[id(model)]
+        steps = self.survey.steps[id(model)]
         plan = self.plan_sequence(steps)
         layers = [
             layer
@@ -167,7 +113,7 @@ class Rebuild:
         return _compiled(new, model)
 
     def _functional(self, model):
-        steps = self._steps[id(model)]
+        steps = self.survey.steps[id(model)]
         plan = self.plan(steps, model.outputs)
         inputs = tree.map_structure(_input, model._inputs_struct)
         tensors = dict(zip(map(id, model.inputs), tree.flatten(inputs), strict=True))
@@ -186,22 +132,6 @@ class Rebuild:
         if not model.trainable:
             new.trainable = False
         return _compiled(new, model)
-
-
-def _sequential_steps(model):
-    # No layer of a sequential model reads anything but the one before it.
-    tensors = [object() for _ in range(len(model.layers) + 1)]
-    return [Step(layer, (tensors[i],), (tensors[i + 1],)) for i, layer in enumerate(model.layers)]
-
-
-def _functional_steps(model):
-    depths = sorted(model._nodes_by_depth, reverse=True)
-    nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
-    return [
-        Step(node.operation, tuple(node.input_tensors), tuple(node.outputs), node)
-        for node in nodes
-        if not node.is_input
-    ]
 
 
 def _input(tensor):

@@ -29,23 +29,6 @@ _OPERATIONS = {
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Step:
-    """One call of a layer or operation in a model.
-
-    Attributes:
-        operation: The layer or operation.
-        inputs: The symbolic tensors that it reads.
-        outputs: The symbolic tensors that it makes.
-        node: Keras's node, or None in a sequential model.
-    """
-
-    operation: object
-    inputs: tuple
-    outputs: tuple
-    node: object = None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Run:
     """Steps that become one fused layer.
 
