@@ -60,7 +60,7 @@ def train(title, model, data, epochs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer epochs")
-    epochs = 3 if parser.parse_args().quick else 10
+    epochs = 2 if parser.parse_args().quick else 10
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8, 1) / 16).astype("float32")
     data = train_test_split(images, labels, random_state=0)

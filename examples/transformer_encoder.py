@@ -76,7 +76,7 @@ def make_model():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer epochs")
-    epochs = 6 if parser.parse_args().quick else 15
+    epochs = 4 if parser.parse_args().quick else 15
     keras.utils.set_random_seed(0)
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8) / 16).astype("float32")
