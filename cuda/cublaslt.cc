@@ -264,11 +264,14 @@ Status Multiply(const Product& p, const Call& call) {
       AllocateScratch(call, plan.workspace_size, &workspace));
   const float one = 1, zero = 0;
   const lt::Layout d = descriptors.d.get();
-  TFO_LT(Matmul, handle, descriptors.desc.get(), &one, p.b.data,
-         descriptors.a.get(), p.a.data, descriptors.b.get(),
-         p.addend != nullptr ? &one : &zero, AddendOrOutput(p), d, p.d, d,
-         &plan.algo, workspace, plan.workspace_size, call.stream);
-  return {};
+  const lt::Status code = GetApi().Matmul(
+      handle, descriptors.desc.get(), &one, p.b.data, descriptors.a.get(),
+      p.a.data, descriptors.b.get(), p.addend != nullptr ? &one : &zero,
+      AddendOrOutput(p), d, p.d, d, &plan.algo, workspace, plan.workspace_size,
+      call.stream);
+  const Status status = ToStatus(code, "cublasLtMatmul");
+  LogRefusal(status, p, call);
+  return status;
 }
 
 }  // namespace tfo::cuda

@@ -46,14 +46,16 @@ struct Matrices {
   }
 };
 
-// Whether cuBLASLt knows the activation and stores what is to be stored.
-bool FusesActivation(const ConvForwardArgs& args) {
+// Whether cuBLASLt knows the activation and stores what is to be stored. Its
+// tanh need not be exact to the last bits of float32.
+bool FusesActivation(const ConvForwardArgs& args, bool allow_tf32) {
   switch (args.activation) {
     case Activation::kNone:
     case Activation::kRelu:
       return args.pre_activation == nullptr;
     case Activation::kGeluTanh:
-      return args.pre_activation == nullptr || args.shape.out_c % 8 == 0;
+      return (args.dtype != DType::kFloat || allow_tf32) &&
+             (args.pre_activation == nullptr || args.shape.out_c % 8 == 0);
     default:
       return false;
   }
@@ -83,7 +85,7 @@ Status MatMulForward(const ConvForwardArgs& args, const Call& call) {
                      args.y};
   product.addend = args.side_input;
   product.bias = args.bias;
-  if (FusesActivation(args)) {
+  if (FusesActivation(args, call.allow_tf32)) {
     product.activation = args.activation;
     product.pre_activation = args.pre_activation;
     const Status status = Multiply(product, call);
