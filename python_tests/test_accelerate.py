@@ -190,6 +190,18 @@ def test_jit_compile_is_left_alone():
     )
 
 
+def test_automatic_choice_of_jit_compile(monkeypatch):
+    """Where there is a GPU, Keras chooses XLA for stock models; what the user chooses stays."""
+    device = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [device])
+    model = functional()
+    for enable in (False, True, False):
+        tfo.accelerate(model, enable)
+        for choice, expected in (("auto", not enable), (True, True), (False, False)):
+            model.compile("adam", "mse", jit_compile=choice)
+            assert model.jit_compile is expected
+
+
 def test_verbose_prints_once(capsys):
     model, _ = train(functional, lambda model: tfo.accelerate(model, verbose=1))
     x, y = data()

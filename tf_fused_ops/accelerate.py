@@ -12,6 +12,8 @@ _STEPS = {
     "test_step": "test_function",
     "predict_step": "predict_function",
 }
+# What Keras asks where jit_compile is "auto".
+_CHOICE_OF_JIT = "_resolve_auto_jit_compile"
 
 
 def accelerate(model, enable=True, verbose=0, remap=None):
@@ -20,7 +22,8 @@ def accelerate(model, enable=True, verbose=0, remap=None):
     Works before and after `compile`, for subclassed models and for models with a `train_step` of
     their own. Callbacks, metrics, `steps_per_execution`, `run_eagerly` (which runs stock ops),
     distribution strategies and `jit_compile` (which leaves nothing to fuse, and a warning says so)
-    stay what they are.
+    stay what they are; `jit_compile="auto"` chooses the fused ops, not XLA, if `compile` comes
+    after.
 
         model.compile("adam", "sparse_categorical_crossentropy")
         tfo.accelerate(model, verbose=1)
@@ -49,19 +52,22 @@ def accelerate(model, enable=True, verbose=0, remap=None):
     _keras.check_backend("tf_fused_ops.accelerate")
     if not isinstance(model, keras.Model):
         raise TypeError(f"model must be a keras.Model; got {type(model).__name__}")
-    for step in _STEPS:
-        _restore(model, step)
+    for name in (*_STEPS, _CHOICE_OF_JIT):
+        _restore(model, name)
     if enable:
         tracing.install()
-        for step in _STEPS:
-            _replace(model, step, tracing.Session(remap or RemapOptions(), False, []), verbose)
+        for name in _STEPS:
+            session = tracing.Session(remap or RemapOptions(), False, [])
+            _put(model, name, _remapped(model, name, session, verbose))
+        _put(model, _CHOICE_OF_JIT, lambda: False)
     for function in _STEPS.values():
         # Keras makes them anew, from the steps, when they are needed.
         setattr(model, function, None)
     return model
 
 
-def _replace(model, name, session, verbose):
+def _remapped(model, name, session, verbose):
+    """Returns a step of the model that rewrites the graph in which it is traced."""
     original = getattr(model, name)
 
     @functools.wraps(original)
@@ -81,19 +87,24 @@ def _replace(model, name, session, verbose):
         return outputs
 
     step.remap_reports = session.reports
+    return step
+
+
+def _put(model, name, function):
+    """Hides a method by a function of the instance."""
     # What the instance had, if anything, under the name of the class's method.
-    step.tfo_replaced = vars(model).get(name)
-    vars(model)[name] = step
+    function.tfo_replaced = vars(model).get(name)
+    vars(model)[name] = function
 
 
 def _restore(model, name):
-    step = vars(model).get(name)
-    if not hasattr(step, "tfo_replaced"):
+    function = vars(model).get(name)
+    if not hasattr(function, "tfo_replaced"):
         return
-    if step.tfo_replaced is None:
+    if function.tfo_replaced is None:
         del vars(model)[name]
     else:
-        vars(model)[name] = step.tfo_replaced
+        vars(model)[name] = function.tfo_replaced
 
 
 def _announce(title, reports, verbose):
