@@ -21,7 +21,7 @@ def test_quick_run(tmp_path, capsys):
     assert main(["bench", *arguments]) == 0
     printed = capsys.readouterr()
     assert printed.out.count("conv 3x3 17→33, 2x7x7, relu") == 2
-    assert "[7/7]" in printed.err
+    assert "[8/8]" in printed.err
     measured = json.loads(path.read_text())
     assert measured["settings"]["threads"] == machine.cores()
     assert measured["machine"]["instruction set"] == _core.isa()

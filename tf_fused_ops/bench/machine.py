@@ -14,6 +14,10 @@ class Roofs(NamedTuple):
     operations: float
     bytes: float
 
+    def best(self, other):
+        """The higher roofs of two measurements."""
+        return Roofs(*map(max, self, other))
+
 
 def processors(threads):
     """Processors for some threads, on different cores as long as there are any.
@@ -53,13 +57,12 @@ def cores():
     return len({min(_siblings(number) & usable) for number in usable})
 
 
-def measure(dtype, threads, quick=False):
+def measure(dtype, threads):
     """Measures the roofs.
 
     Args:
         dtype: "float32", "bfloat16", "float16" or "float64".
         threads: How many threads compute and copy.
-        quick: Whether to measure for a shorter time.
 
     Returns:
         A `Roofs`.
@@ -67,11 +70,7 @@ def measure(dtype, threads, quick=False):
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, processors(threads))
     try:
-        rounds, megabytes = (1_000_000, 32) if quick else (20_000_000, 128)
-        return Roofs(
-            _core.multiply_add_rate(dtype, threads, rounds),
-            _core.copy_rate(threads, megabytes << 20),
-        )
+        return Roofs(_core.multiply_add_rate(dtype, threads), _core.copy_rate(threads))
     finally:
         os.sched_setaffinity(0, allowed)
 

@@ -4,32 +4,49 @@ import datetime
 import statistics
 
 from tf_fused_ops._version import __version__
-from tf_fused_ops.bench import costs, machine, table
+from tf_fused_ops.bench import costs, machine, memory, table
 from tf_fused_ops.bench.workers import PEERS
 
 OURS, STOCK = "ours", "stock"
+# The share of its median over which a time's rounds may spread before that is said.
+UNSTEADY = 0.2
 MODE_TITLES = {"forward": "forward", "step": "training step"}
+
+
+def heading(settings, roofs=None):
+    """What every report begins with.
+
+    Args:
+        settings: A dict of what was asked for.
+        roofs: A `machine.Roofs`, or None where nothing was timed.
+
+    Returns:
+        A dict with the keys "version", "time", "machine", "settings", and "roofs" in operations and
+        bytes a second.
+    """
+    return {
+        "version": __version__,
+        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine.describe(),
+        "settings": settings,
+        "roofs": roofs and roofs._asdict(),
+    }
 
 
 def collect(settings, roofs, results):
     """Everything as one dict for JSON.
 
     Args:
-        settings: A dict of what was asked for.
+        settings: As for `heading`.
         roofs: A `machine.Roofs`.
         results: A list of (name, case, mode, dict from peer to `contest.Timing`).
 
     Returns:
-        A dict with the keys "version", "time", "machine", "settings", "roofs", "cases",
-        "geometric means". Times are in milliseconds, roofs in operations and bytes a second.
+        The dict of `heading` and the keys "cases" and "geometric means". Times are in milliseconds.
     """
     cases = [_case(roofs, *result) for result in results]
     return {
-        "version": __version__,
-        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "settings": settings,
-        "roofs": roofs._asdict(),
+        **heading(settings, roofs),
         "cases": cases,
         "geometric means": [
             {"group": group, "mode": mode, **_means(chosen)}
@@ -85,35 +102,95 @@ def _geometric_mean(values):
 
 
 def lines(report):
-    """The tables of a report, as lines of Markdown.
+    """A report as lines of Markdown, with the tables for which it has data.
 
     A ratio above one means that tf_fused_ops is faster.
     """
-    hardware, roofs = report["machine"], report["roofs"]
-    settings = report["settings"]
+    hardware, settings, roofs = report["machine"], report["settings"], report["roofs"]
     yield (
         f"{hardware['processor']}, {settings['threads']} of {hardware['cores']} cores, "
         f"{hardware['instruction set']}; {settings['dtype']}"
     )
-    yield (
-        f"measured limits: {roofs['operations'] / 1e9:.0f} GFLOP/s, "
-        f"{roofs['bytes'] / 1e9:.1f} GB/s copied (bytes read and written)"
-    )
+    if roofs:
+        yield (
+            f"measured limits: {roofs['operations'] / 1e9:.0f} GFLOP/s, "
+            f"{roofs['bytes'] / 1e9:.1f} GB/s copied (bytes read and written)"
+        )
+    for key, tables in (("cases", _times), ("memory", _memory), ("scaling", _scaling)):
+        if report.get(key):
+            yield from tables(report)
+
+
+def _times(report):
     for mode, title in MODE_TITLES.items():
         cases = [case for case in report["cases"] if case["mode"] == mode]
         if cases:
             yield ""
             yield from _table(title, cases, report)
-    errors = {
-        (peer, values["error"]): case["title"]
+    yield from _errors(report["cases"])
+    unsteady = [
+        f"{PEERS[peer]}, {case['title']}, {MODE_TITLES[case['mode']]}: "
+        f"the rounds' medians spread over {values['spread']:.0%} of their median"
         for case in report["cases"]
         for peer, values in case["peers"].items()
-        if values["ms"] is None
+        if values.get("spread", 0) > UNSTEADY
+    ]
+    if unsteady:
+        yield from ["", *unsteady]
+
+
+def _errors(results):
+    """What failed, once for each peer, message and case."""
+    errors = {
+        (peer, values["error"], result["title"])
+        for result in results
+        for peer, values in result["peers"].items()
+        if "error" in values
     }
     if errors:
         yield ""
-    for (peer, error), title in errors.items():
+    for peer, error, title in sorted(errors):
         yield f"{PEERS[peer]}, {title}: {error}"
+
+
+def _memory(report):
+    peers = list(report["memory"][0]["peers"])
+    rows = []
+    for result in report["memory"]:
+        needed = {peer: memory.over_start(values) for peer, values in result["peers"].items()}
+        share = _ratio(needed.get(OURS), needed.get(STOCK))
+        cells = ["-" if value is None else f"{value:.0f}" for value in needed.values()]
+        rows.append([result["title"], *cells, "-" if share is None else f"{share:.2f}"])
+    yield ""
+    title = "training step, MB over the start"
+    yield from markdown([title, *map(PEERS.get, peers), "share of TF"], rows)
+    yield from _errors(report["memory"])
+
+
+def _scaling(report):
+    results = report["scaling"]
+    peers = list(results[0]["peers"])
+    for mode, title in MODE_TITLES.items():
+        rows = [
+            [
+                result["title"],
+                *(_speedup(values) for values in result["peers"].values()),
+                *map(_number, result["peers"].get(OURS, {}).get("ms", ())),
+            ]
+            for result in results
+            if result["mode"] == mode
+        ]
+        threads = report["settings"]["threads"]
+        header = [f"{title}, 1 to {threads} threads", *map(PEERS.get, peers)]
+        if OURS in peers:
+            header += [f"{PEERS[OURS]}, ms: 1", str(threads)]
+        yield ""
+        yield from markdown(header, [row + ["-"] * (len(header) - len(row)) for row in rows])
+    yield from _errors(results)
+
+
+def _speedup(values):
+    return f"{values['speedup']:.2f}x" if "speedup" in values else "-"
 
 
 def _table(title, cases, report):
@@ -136,13 +213,13 @@ def _table(title, cases, report):
 
 
 def _verdict(values):
-    yield _times(values["ratio_to_stock"])
-    yield _times(values["ratio_to_best"])
+    yield _relative(values["ratio_to_stock"])
+    yield _relative(values["ratio_to_best"])
     share = values["fraction_of_limit"]
     yield "-" if share is None else f"{share:.0%}"
 
 
-def _times(ratio):
+def _relative(ratio):
     if ratio is None:
         return "-"
     return f"{ratio:.2f}x" + (" slower" if ratio < 0.995 else "")

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_fused_ops.bench import grid
 from tf_fused_ops.bench.cases import EPSILON, BatchNormCase, ConvCase, MatMulCase, ResNet50Case
+from tf_fused_ops.bench.stacks import POOL
 
 _ACTIVATIONS = {
     "none": tf.identity,
@@ -14,6 +15,8 @@ _ACTIVATIONS = {
     "gelu_tanh": functools.partial(tf.nn.gelu, approximate=True),
     "gelu_erf": functools.partial(tf.nn.gelu, approximate=False),
 }
+# So small that rounding is not amplified from step to step.
+_RATE = 1e-6
 _NAMESPACE = "TfFusedOps>"
 # What a fused op replaces; any of them left in a graph means that it was not fused.
 _REPLACED = (
@@ -69,6 +72,33 @@ class Programs:
         self._check(function.get_concrete_function(*arguments), whole=True)
         outputs = tf.nest.flatten(function(*arguments))
         return lambda: function(*arguments), [_array(output) for output in outputs]
+
+    def load_stack(self, layers):
+        """A function without arguments that computes the gradients of all weights.
+
+        Args:
+            layers: A row of `stacks.STACKS`.
+        """
+        cases = [case for case in layers if case != POOL]
+        weights = [tf.constant(v, c.dtype) for c in cases for v in grid.inputs(c)[1:3]]
+        x = tf.constant(grid.inputs(cases[0])[0], cases[0].dtype)
+
+        def step(x, weights):
+            with tf.GradientTape() as tape:
+                tape.watch(weights)
+                rest, y = iter(weights), x
+                for layer in layers:
+                    if layer == POOL:
+                        y = tf.nn.max_pool2d(y, 2, 2, "VALID")
+                    else:
+                        y = _forward(layer)(y, next(rest), next(rest))
+                loss = tf.reduce_mean(tf.square(y))
+            return tape.gradient(loss, weights)
+
+        function = self.decorate(step)
+        self._check(function.get_concrete_function(x, weights), whole=True)
+        grid.inputs.cache_clear()
+        return lambda: function(x, weights)
 
     def decorate(self, function):
         """The function under the peer's decorator."""
@@ -167,7 +197,7 @@ def resnet50(case, mode):
     if mode == "forward":
         return lambda: model(images, training=False)
     labels = tf.constant(random.integers(case.classes, size=case.batch))
-    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+    optimizer = keras.optimizers.SGD(_RATE, momentum=0.9)
     optimizer.build(model.trainable_variables)
     entropy = keras.losses.SparseCategoricalCrossentropy()
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from tf_fused_ops.bench import grid
 from tf_fused_ops.bench.cases import EPSILON, BatchNormCase, ConvCase, MatMulCase
+from tf_fused_ops.bench.stacks import POOL
 
 _ACTIVATIONS = {
     "none": lambda y: y,
@@ -82,6 +83,33 @@ class Programs:
             _array(layout.from_torch(value.detach()))
             for layout, value in zip([program.output, *program.inputs], call(), strict=False)
         ]
+
+    def load_stack(self, layers):
+        """Prepares a stack, as `tensorflow_programs.Programs.load_stack` does."""
+        programs = [layer if layer == POOL else _program(layer) for layer in layers]
+        x, weights = None, []
+        for layer, program in zip(layers, programs, strict=True):
+            if layer == POOL:
+                continue
+            values = [
+                layout.to_torch(torch.from_numpy(value).to(getattr(torch, layer.dtype)))
+                for layout, value in zip(program.inputs, grid.inputs(layer)[:-1], strict=True)
+            ]
+            x = values[0] if x is None else x
+            weights += [value.requires_grad_() for value in values[1:]]
+        grid.inputs.cache_clear()
+
+        def forward(x, weights):
+            rest, y = iter(weights), x
+            for program in programs:
+                if program == POOL:
+                    y = F.max_pool2d(y, 2)
+                else:
+                    y = program.forward(y, next(rest), next(rest))
+            return y.square().mean()
+
+        loss = self.decorate(forward)
+        return lambda: torch.autograd.grad(loss(x, weights), weights)
 
     def decorate(self, function):
         """The function as it is, or compiled: an error where it cannot be compiled whole."""

@@ -52,11 +52,11 @@ class Server:
         self._call = None
         gc.collect()
 
-    def memory(self, name):
-        """Runs a training step; returns the resident bytes before it, and at most during it."""
-        from tf_fused_ops.bench import memory
+    def memory(self, stack):
+        """Runs a training step of a stack; returns what `memory.measure` does."""
+        from tf_fused_ops.bench import memory, stacks
 
-        return memory.measure(self._programs, name)
+        return memory.measure(self._programs.load_stack(stacks.STACKS[stack]))
 
 
 def main(peer, processors, package):

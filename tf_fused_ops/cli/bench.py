@@ -6,7 +6,17 @@ import json
 import sys
 from pathlib import Path
 
-from tf_fused_ops.bench import contest, costs, machine, progress, report, table
+from tf_fused_ops.bench import (
+    contest,
+    costs,
+    machine,
+    memory,
+    progress,
+    report,
+    scaling,
+    stacks,
+    table,
+)
 from tf_fused_ops.bench.workers import PEERS, installed
 from tf_fused_ops.cli.errors import UsageError
 
@@ -16,8 +26,10 @@ examples:
   python -m tf_fused_ops bench --cases "conv*" matmul_gelu_tanh --dtype bfloat16
   python -m tf_fused_ops bench --cases contraction --json times.json --picture roofline.svg
   python -m tf_fused_ops bench --cases resnet50 --peers stock,xla,ours
+  python -m tf_fused_ops bench --memory
+  python -m tf_fused_ops bench --scaling --cases contraction --peers stock,ours
 """
-_NONE = contest.Timing()
+_LIMITS = "the machine's limits"
 _PICTURES = (".svg", ".png", ".pdf")
 
 
@@ -50,6 +62,13 @@ def add_parser(subparsers):
         help=f"with commas between them, of {', '.join(PEERS)} (default: all that are installed)",
     )
     parser.add_argument("--quick", action="store_true", help="measure for a shorter time")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--memory", action="store_true", help="measure the memory of training steps instead"
+    )
+    kind.add_argument(
+        "--scaling", action="store_true", help="compare the times of one thread and of N instead"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     parser.add_argument(
         "--picture", type=Path, metavar="FILE", help="draw the rates under the machine's roofs"
@@ -66,20 +85,13 @@ def run(args):
     peers = _peers(args)
     _check(args)
     effort = contest.QUICK if args.quick else contest.FULL
-    contestants = {peer: contest.Contestant(peer, args.threads) for peer in peers}
-    results = []
-    with progress.shown(1 + len(cases) * len(costs.MODES)) as step:
-        step("the machine's limits")
-        roofs = machine.measure(args.dtype, args.threads, args.quick)
-        with contest.Contest(list(contestants.values()), effort) as running:
-            for name, case in cases.items():
-                for mode in costs.MODES:
-                    step(f"{case.title()}: {report.MODE_TITLES[mode]}")
-                    timings = running.run(name, args.dtype, mode)
-                    by_peer = {peer: timings[key] for peer, key in contestants.items()}
-                    results.append((name, case, mode, by_peer))
     settings = {"dtype": args.dtype, "threads": args.threads, "effort": effort._asdict()}
-    collected = report.collect(settings, roofs, results)
+    if args.memory:
+        key, collected = "memory", _memory(args, peers, settings)
+    elif args.scaling:
+        key, collected = "scaling", _scaling(args, cases, peers, effort, settings)
+    else:
+        key, collected = "cases", _times(args, cases, peers, effort, settings)
     print("\n".join(report.lines(collected)))
     if args.json:
         args.json.write_text(json.dumps(collected, indent=2, ensure_ascii=False) + "\n")
@@ -87,8 +99,44 @@ def run(args):
         from tf_fused_ops.bench import roofline
 
         roofline.draw(collected, args.picture)
-    failed = any(timings.get(report.OURS, _NONE).error for *_, timings in results)
+    failed = any("error" in result["peers"].get(report.OURS, {}) for result in collected[key])
     return 1 if failed else 0
+
+
+def _times(args, cases, peers, effort, settings):
+    contestants = {peer: contest.Contestant(peer, args.threads) for peer in peers}
+    results = []
+    with progress.shown(2 + len(cases) * len(costs.MODES)) as step:
+        step(_LIMITS)
+        roofs = machine.measure(args.dtype, args.threads)
+        with contest.Contest(list(contestants.values()), effort) as running:
+            for name, case in cases.items():
+                for mode in costs.MODES:
+                    step(_title(case, mode))
+                    timings = running.run(name, args.dtype, mode)
+                    by_peer = {peer: timings[key] for peer, key in contestants.items()}
+                    results.append((name, case, mode, by_peer))
+        step(f"{_LIMITS}, again")
+        roofs = roofs.best(machine.measure(args.dtype, args.threads))
+    return report.collect(settings, roofs, results)
+
+
+def _memory(args, peers, settings):
+    with progress.shown(len(stacks.STACKS) * len(peers)) as step:
+        measured = memory.run(peers, args.threads, step)
+    return {**report.heading({**settings, "dtype": "float32"}), "memory": measured}
+
+
+def _scaling(args, cases, peers, effort, settings):
+    with progress.shown(len(cases) * len(costs.MODES)) as step:
+        measured = scaling.run(
+            cases, peers, args.threads, effort, lambda case, mode: step(_title(case, mode))
+        )
+    return {**report.heading(settings), "scaling": measured}
+
+
+def _title(case, mode):
+    return f"{case.title()}: {report.MODE_TITLES[mode]}"
 
 
 def _listing(cases):
@@ -124,6 +172,10 @@ def _check(args):
         machine.processors(args.threads)
     except ValueError as error:
         raise UsageError(f"--threads: {error}") from error
+    if args.scaling and args.threads < 2:
+        raise UsageError("--threads: --scaling compares one thread with several")
+    if args.picture and (args.memory or args.scaling):
+        raise UsageError("--picture: it shows times, not memory or scaling")
     for option, path in (("--json", args.json), ("--picture", args.picture)):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise UsageError(f"{option}: {path} is not a file in an existing folder")
