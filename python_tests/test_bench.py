@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 from tf_fused_ops import _core
-from tf_fused_ops.bench import contest, costs, grid, machine, report, table
+from tf_fused_ops.bench import (
+    contest,
+    costs,
+    grid,
+    machine,
+    memory,
+    report,
+    table,
+    tensorflow_programs,
+)
 from tf_fused_ops.bench.cases import BatchNormCase, ConvCase, MatMulCase, ResNet50Case
 from tf_fused_ops.bench.contest import Timing
 from tf_fused_ops.cli import main
@@ -40,6 +49,64 @@ def test_quick_run(tmp_path, capsys):
     (mean,) = (m for m in measured["geometric means"] if m["mode"] == "step")
     ratios = [c["ratio_to_best"] for c in measured["cases"] if c["mode"] == "step"]
     assert mean["ratio_to_best"] == pytest.approx(np.prod(ratios) ** (1 / len(ratios)))
+
+
+@pytest.mark.skipif(machine.cores() < 2, reason="needs two cores")
+def test_scaling(tmp_path, capsys):
+    path = tmp_path / "scaling.json"
+    arguments = ["--scaling", "--cases", "matmul_tiny", "--quick", "--peers", "ours"]
+    assert main(["bench", *arguments, "--threads", "2", "--json", str(path)]) == 0
+    assert "forward, 1 to 2 threads" in capsys.readouterr().out
+    forward, step = json.loads(path.read_text())["scaling"]
+    assert (forward["mode"], step["mode"]) == costs.MODES
+    one, two = step["peers"]["ours"]["ms"]
+    assert step["peers"]["ours"]["speedup"] == pytest.approx(one / two)
+
+
+def test_memory_of_every_peer(tmp_path, capsys):
+    path = tmp_path / "memory.json"
+    arguments = ["--memory", "tiny", "--peers", "stock,ours", "--json", str(path)]
+    assert main(["bench", *arguments]) == 0
+    assert "training step, MB over the start" in capsys.readouterr().out
+    (tiny,) = json.loads(path.read_text())["memory"]
+    assert list(tiny["peers"]) == ["stock", "ours"]
+    for measured in tiny["peers"].values():
+        assert measured["peak"] > measured["start"] > 50e6
+
+
+def test_memory_is_the_peak_of_the_second_call():
+    sizes = iter([400, 200])  # MB
+
+    def call():
+        np.ones(next(sizes) << 17)
+
+    measured = memory.measure(call)
+    assert 190e6 < measured["peak"] - measured["start"] < 300e6
+    assert memory.over_start({"start": 1e6, "peak": 4e6}) == 3
+    assert memory.over_start({"error": "no"}) is None
+
+
+def test_torch_computes_the_same(capsys):
+    pytest.importorskip("torch")
+    assert main(["bench", "--cases", "*_tiny", "--quick", "--peers", "stock,torch"]) == 0
+    assert "PyTorch, " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("peer", "really", "message"),
+    [
+        ("ours", "stock", "nothing was fused"),
+        ("stock", "ours", "fused"),
+        ("stock", "xla", "compiled by XLA"),
+        ("xla", "stock", "not compiled by XLA"),
+    ],
+)
+def test_peer_must_run_what_it_claims(peer, really, message, monkeypatch):
+    case, programs = table.CASES["conv_tiny"], tensorflow_programs.Programs(peer)
+    assert len(programs.load(case, "step")[1]) == 4
+    monkeypatch.setattr(programs, "decorate", tensorflow_programs.Programs(really).decorate)
+    with pytest.raises(tensorflow_programs.NotWhatItClaims, match=f"^{message}$"):
+        programs.load(case, "step")
 
 
 def collected(**milliseconds):
@@ -170,6 +237,10 @@ def test_list(capsys):
         (["--json", "/dev/null/times.json"], "--json: /dev/null/times.json"),
         (["--picture", "roofline.txt"], "--picture: roofline.txt ends in none of"),
         (["--picture", "/dev/null/roofline.svg"], "--picture"),
+        (["--memory", "nonsense"], "--memory"),
+        (["--memory", "--scaling"], "--scaling: not allowed with argument --memory"),
+        (["--scaling", "--threads", "1"], "--threads: --scaling compares"),
+        (["--scaling", "--picture", "roofline.svg"], "--picture: it shows times"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, expected, capsys):

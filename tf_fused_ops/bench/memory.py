@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from tf_fused_ops.bench import machine
-from tf_fused_ops.bench.stacks import STACKS, TITLES
+from tf_fused_ops.bench.stacks import TITLES
 from tf_fused_ops.bench.workers import PEERS, Worker, WorkerError
 
 
@@ -30,10 +30,11 @@ def _status(key):
     return 1024 * int(re.search(rf"^{key}:\s*(\d+) kB$", text, re.MULTILINE)[1])
 
 
-def run(peers, threads, on_step):
+def run(stacks, peers, threads, on_step):
     """Measures every stack with every peer, each in a fresh process.
 
     Args:
+        stacks: Names of `stacks.STACKS`.
         peers: Names of `workers.PEERS`.
         threads: Number of threads.
         on_step: Called with what comes next.
@@ -43,7 +44,7 @@ def run(peers, threads, on_step):
         bytes, or to "error".
     """
     results = []
-    for stack in STACKS:
+    for stack in stacks:
         measured = {}
         for peer in peers:
             on_step(f"{stack}: {PEERS[peer]}")

@@ -23,8 +23,10 @@ def _vgg(batch, size, channels, widths):
 STACKS = {
     "mlp": _MLP_BLOCK * 12,
     "vgg": tuple(_vgg(16, 112, 3, ((64, 2), (128, 2), (256, 3)))),
+    "tiny": tuple(_vgg(2, 8, 3, ((8, 2),))),
 }
 TITLES = {
     "mlp": "12 blocks of dense 512→2048, gelu, dense 2048→512; 4096 rows",
     "vgg": "conv 3x3 relu 2x64, 2x128, 3x256, pooled; 16x112x112 images",
+    "tiny": "conv 3x3 relu 2x8, pooled; 2x8x8 images",
 }

@@ -35,17 +35,20 @@ class NotWhatItClaims(Exception):
     """A peer did not run what its name says."""
 
 
+def use_threads(count):
+    """Sets the number of threads of an op, and of ops that run at the same time."""
+    tf.config.threading.set_intra_op_parallelism_threads(count)
+    tf.config.threading.set_inter_op_parallelism_threads(count)
+
+
 class Programs:
     """One TensorFlow peer.
 
     Args:
         peer: "stock", "xla" or "ours".
-        threads: Number of threads.
     """
 
-    def __init__(self, peer, threads):
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(threads)
+    def __init__(self, peer):
         self._peer = peer
 
     def load(self, case, mode):

@@ -45,16 +45,19 @@ class Program(NamedTuple):
     output: Layout
 
 
+def use_threads(count):
+    """Sets the number of threads of an op."""
+    torch.set_num_threads(count)
+
+
 class Programs:
     """One PyTorch peer.
 
     Args:
         peer: "torch" or "torch_compile".
-        threads: Number of threads.
     """
 
-    def __init__(self, peer, threads):
-        torch.set_num_threads(threads)
+    def __init__(self, peer):
         self._compiles = peer == "torch_compile"
 
     def load(self, case, mode):

@@ -80,10 +80,11 @@ def main(peer, processors, package):
         bare.__path__ = [str(package)]
         sys.modules["tf_fused_ops"] = bare
     if peer.startswith("torch"):
-        from tf_fused_ops.bench.torch_programs import Programs
+        from tf_fused_ops.bench import torch_programs as programs
     else:
-        from tf_fused_ops.bench.tensorflow_programs import Programs
-    server = Server(Programs(peer, len(processors)))
+        from tf_fused_ops.bench import tensorflow_programs as programs
+    programs.use_threads(len(processors))
+    server = Server(programs.Programs(peer))
     gc.disable()
     for line in requests:
         request = json.loads(line)

@@ -64,7 +64,12 @@ def add_parser(subparsers):
     parser.add_argument("--quick", action="store_true", help="measure for a shorter time")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument(
-        "--memory", action="store_true", help="measure the memory of training steps instead"
+        "--memory",
+        nargs="*",
+        choices=tuple(stacks.STACKS),
+        metavar="STACK",
+        help=f"measure the memory of training steps instead, of {', '.join(stacks.STACKS)} "
+        "(default: all but the last)",
     )
     kind.add_argument(
         "--scaling", action="store_true", help="compare the times of one thread and of N instead"
@@ -86,7 +91,7 @@ def run(args):
     _check(args)
     effort = contest.QUICK if args.quick else contest.FULL
     settings = {"dtype": args.dtype, "threads": args.threads, "effort": effort._asdict()}
-    if args.memory:
+    if args.memory is not None:
         key, collected = "memory", _memory(args, peers, settings)
     elif args.scaling:
         key, collected = "scaling", _scaling(args, cases, peers, effort, settings)
@@ -122,8 +127,9 @@ def _times(args, cases, peers, effort, settings):
 
 
 def _memory(args, peers, settings):
-    with progress.shown(len(stacks.STACKS) * len(peers)) as step:
-        measured = memory.run(peers, args.threads, step)
+    chosen = args.memory or list(stacks.STACKS)[:-1]
+    with progress.shown(len(chosen) * len(peers)) as step:
+        measured = memory.run(chosen, peers, args.threads, step)
     return {**report.heading({**settings, "dtype": "float32"}), "memory": measured}
 
 
@@ -174,7 +180,7 @@ def _check(args):
         raise UsageError(f"--threads: {error}") from error
     if args.scaling and args.threads < 2:
         raise UsageError("--threads: --scaling compares one thread with several")
-    if args.picture and (args.memory or args.scaling):
+    if args.picture and (args.memory is not None or args.scaling):
         raise UsageError("--picture: it shows times, not memory or scaling")
     for option, path in (("--json", args.json), ("--picture", args.picture)):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
