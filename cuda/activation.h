@@ -13,7 +13,7 @@ namespace tfo::cuda {
 struct DeviceMath {
   using Scalar = float;
 
-  static TFO_HOST_DEVICE float Exp(float x) { return expf(x); }
+  static TFO_HOST_DEVICE float Exp(float x) { return expf(x > 88 ? 88 : x); }
   static TFO_HOST_DEVICE float Expm1(float x) { return expm1f(x); }
   static TFO_HOST_DEVICE float Tanh(float x) { return tanhf(x); }
   static TFO_HOST_DEVICE float Erfc(float x) { return erfcf(x); }
@@ -43,6 +43,23 @@ __device__ void ActivationSlopes(Activation activation, float alpha,
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       saved[i] = DeviceActivation::Slope<decltype(a)::value>(saved[i], alpha);
+    }
+  });
+}
+
+// From pre-activations to slopes.
+template <int N>
+__device__ void SlopesOfArguments(Activation activation, float alpha,
+                                  float (&z)[N]) {
+  WithActivation(activation, [&](auto a) {
+    constexpr Activation kActivation = decltype(a)::value;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float saved =
+          SlopeFromValue(kActivation, alpha)
+              ? DeviceActivation::Value<kActivation>(z[i], alpha)
+              : z[i];
+      z[i] = DeviceActivation::Slope<kActivation>(saved, alpha);
     }
   });
 }

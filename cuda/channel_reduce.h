@@ -50,10 +50,28 @@ struct PlaneLanes {
   }
 };
 
-template <class Source>
-__global__ void __launch_bounds__(kBlockThreads)
-    ReduceColumnsKernel(Columns columns, VectorArray array, Source source,
-                        typename Source::Accumulator* partials) {
+// Calls body(u, row) for a thread's rows of at most `rows`, kUnroll at a time,
+// u counting those of one call; returns how many rows that were.
+template <class Body>
+__device__ int ForUnrolled(std::int64_t row, std::int64_t step,
+                           std::int64_t rows, const Body& body) {
+  int n = 0;
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    if (row + u * step >= rows) break;
+    body(u, row + u * step);
+    n = u + 1;
+  }
+  return n;
+}
+
+// Reduces what the block owns to partials[split][lane]. keep(k, row) sees the
+// k-th row of the thread as it was loaded, the tail as its last one.
+template <class Source, class Keep>
+__device__ void ReduceColumns(const Columns& columns, const VectorArray& array,
+                              const Source& source,
+                              typename Source::Accumulator* partials,
+                              void* shared, const Keep& keep) {
   using Accumulator = typename Source::Accumulator;
   constexpr int kLanes = kVector<typename Source::Element>;
   const ColumnThread thread(columns);
@@ -62,30 +80,32 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (owner) {
     typename Source::Thread sums(source, ColumnLanes{columns, thread.lane});
     const std::int64_t full_rows = columns.elements / columns.width;
-    std::int64_t row = thread.row;
-    for (; row < full_rows; row += kUnroll * thread.step) {
+    int kept = 0;
+    for (std::int64_t row = thread.row; row < full_rows;
+         row += kUnroll * thread.step) {
       typename Source::Row rows[kUnroll];
       std::int64_t at[kUnroll];
-      int n = 0;
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if (row + u * thread.step >= full_rows) break;
-        at[u] = (row + u * thread.step) * columns.width + thread.lane;
-        rows[u] = source.Load(array, at[u]);
-        n = u + 1;
-      }
+      const int n =
+          ForUnrolled(row, thread.step, full_rows, [&](int u, std::int64_t r) {
+            at[u] = r * columns.width + thread.lane;
+            rows[u] = source.Load(array, at[u]);
+            keep(kept + u, rows[u]);
+          });
       sums.Add(source, array, at, rows, n);
+      kept += n;
     }
     const std::int64_t tail = full_rows * columns.width + thread.lane;
-    if (full_rows % thread.step == thread.row && tail < columns.elements) {
+    if (full_rows % thread.step == thread.row && full_rows < columns.rows) {
+      const typename Source::Row row = source.Load(array, tail);
+      keep(kept, row);
       const std::int64_t left = columns.elements - tail;
-      sums.AddTail(source, array, tail, source.Load(array, tail),
+      sums.AddTail(source, array, tail, row,
                    left < kLanes ? static_cast<int>(left) : kLanes);
     }
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) lanes[i] = sums.Lane(i);
   }
-  ReduceRows(lanes, static_cast<Accumulator*>(SharedMemory()));
+  ReduceRows(lanes, static_cast<Accumulator*>(shared));
   if (owner && threadIdx.y == 0) {
     const std::int64_t split = blockIdx.x / columns.tiles;
 #pragma unroll
@@ -93,6 +113,14 @@ __global__ void __launch_bounds__(kBlockThreads)
       partials[split * columns.width + thread.lane + i] = lanes[i];
     }
   }
+}
+
+template <class Source>
+__global__ void __launch_bounds__(kBlockThreads, 2)
+    ReduceColumnsKernel(Columns columns, VectorArray array, Source source,
+                        typename Source::Accumulator* partials) {
+  ReduceColumns(columns, array, source, partials, SharedMemory(),
+                [](int, const typename Source::Row&) {});
 }
 
 // Merges the values of a block of whole warps into that of thread 0.
@@ -108,7 +136,7 @@ __device__ void ReduceBlock(A* value, A* shared) {
 }
 
 template <class Source>
-__global__ void __launch_bounds__(kBlockThreads)
+__global__ void __launch_bounds__(kBlockThreads, 2)
     ReducePlanesKernel(Planes planes, VectorArray array, Source source,
                        typename Source::Accumulator* partials) {
   using Accumulator = typename Source::Accumulator;
@@ -157,24 +185,36 @@ struct Parts {
   }
 };
 
+// Merges the parts of the channels `warp`, `warp` + `warps`, ..., each by one
+// warp.
+template <class Accumulator, class Finish>
+__device__ void FinishChannels(const Parts& parts, const Accumulator* partials,
+                               const Finish& finish, std::int64_t warp,
+                               std::int64_t warps, int lane) {
+  const std::int64_t count = parts.splits * parts.groups * parts.inner;
+  for (std::int64_t channel = warp; channel < parts.channels;
+       channel += warps) {
+    typename Accumulator::Wide total;
+    for (std::int64_t part = lane; part < count; part += kWarp) {
+      const std::int64_t group = part / parts.inner;
+      total.Merge(partials[(group * parts.channels + channel) * parts.inner +
+                           part % parts.inner]
+                      .Widen());
+    }
+    ReduceWarp(&total);
+    if (lane == 0) finish(channel, total);
+  }
+}
+
 template <class Accumulator, class Finish>
 __global__ void __launch_bounds__(kBlockThreads)
     FinishChannelsKernel(Parts parts, const Accumulator* partials,
                          Finish finish) {
-  const int lane = threadIdx.x % kWarp;
-  const std::int64_t channel =
-      (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
-  if (channel >= parts.channels) return;  // whole warps leave
-  typename Accumulator::Wide total;
-  for (std::int64_t part = lane;
-       part < parts.splits * parts.groups * parts.inner; part += kWarp) {
-    const std::int64_t group = part / parts.inner;
-    total.Merge(partials[(group * parts.channels + channel) * parts.inner +
-                         part % parts.inner]
-                    .Widen());
-  }
-  ReduceWarp(&total);
-  if (lane == 0) finish(channel, total);
+  const std::int64_t thread =
+      std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  FinishChannels(parts, partials, finish, thread / kWarp,
+                 std::int64_t{gridDim.x} * blockDim.x / kWarp,
+                 threadIdx.x % kWarp);
 }
 
 inline Status OutOfScratch(const char* name) {

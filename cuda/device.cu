@@ -14,6 +14,8 @@ Status CurrentDevice(Device* device) {
       {cudaDevAttrMultiProcessorCount, &device->multiprocessors},
       {cudaDevAttrMaxThreadsPerMultiProcessor,
        &device->threads_per_multiprocessor},
+      {cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+       &device->shared_bytes_per_multiprocessor},
       {cudaDevAttrMaxSharedMemoryPerBlockOptin,
        &device->shared_bytes_per_block},
       {cudaDevAttrCooperativeLaunch, &cooperative},

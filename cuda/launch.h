@@ -22,6 +22,7 @@ inline Status RuntimeStatus(cudaError_t code, const char* call) {
 struct Device {
   int multiprocessors;
   int threads_per_multiprocessor;
+  int shared_bytes_per_multiprocessor;
   int shared_bytes_per_block;  // after opting in to more than the default
   bool cooperative;            // grids that synchronise can be launched
 };

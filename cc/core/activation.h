@@ -46,12 +46,14 @@ constexpr const char* kActivationNames[kNumActivations] = {
 // Whether the slope can be read off the activation's value. The others need the
 // pre-activation; so does a leaky relu whose alpha is negative, because its
 // value no longer tells the sign of its argument.
-constexpr bool SlopeFromValue(Activation activation, double alpha) {
+constexpr TFO_HOST_DEVICE bool SlopeFromValue(Activation activation,
+                                              double alpha) {
   return activation == Activation::kLeakyRelu ? alpha >= 0
                                               : activation <= Activation::kTanh;
 }
 
-// `Math` supplies Exp, Expm1, Tanh and Erfc for V, and Scalar: float or double.
+// `Math` supplies Exp, which stays finite where e^x would not, Expm1, Tanh and
+// Erfc for V, and Scalar: float or double.
 // V is Scalar or a vector of it. Comparisons are written so that a NaN argument
 // stays NaN.
 template <class Math, class V>

@@ -126,6 +126,16 @@ Array ArrayOf(const char* name, const py::object& object, Stream stream,
   return array;
 }
 
+ChannelShape::ChannelShape(const char* name, const Array& array,
+                           bool channels_first) {
+  const std::size_t rank = array.shape.size();
+  if (rank < 2) Refuse(name, "must have rank 2 or more");
+  const std::size_t dim = channels_first ? 1 : rank - 1;
+  for (std::size_t i = 0; i < dim; ++i) outer *= array.shape[i];
+  channels = array.shape[dim];
+  for (std::size_t i = dim + 1; i < rank; ++i) inner *= array.shape[i];
+}
+
 DType DTypeOf(const char* name, const Array& array) {
   switch (array.type) {
     case ElementType::kFloat16:

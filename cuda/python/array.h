@@ -42,6 +42,14 @@ Array ArrayOf(const char* name, const py::object& object, Stream stream,
 Array ArrayOf(const char* name, const py::object& object, Stream stream,
               ElementType type, const Shape& shape, bool optional = false);
 
+// An array as [outer, channels, inner]: the channels are dimension 1 or the
+// last.
+struct ChannelShape {
+  std::int64_t outer = 1, channels, inner = 1;
+
+  ChannelShape(const char* name, const Array& array, bool channels_first);
+};
+
 DType DTypeOf(const char* name, const Array& array);
 Activation ActivationOf(const std::string& name);
 
@@ -70,6 +78,7 @@ inline Stream StreamOf(std::uintptr_t handle) {
 
 void BindBiasAct(py::module_& module);
 void BindConv(py::module_& module);
+void BindBatchNorm(py::module_& module);
 
 }  // namespace tfo::cuda::python
 

@@ -5,17 +5,6 @@
 namespace tfo::cuda::python {
 namespace {
 
-// Dimension 1 or the last holds the channels.
-void SetShape(const Array& x, bool channels_first, std::int64_t* outer,
-              std::int64_t* channels, std::int64_t* inner) {
-  if (x.shape.size() < 2) throw py::value_error("x must have rank 2 or more");
-  const std::size_t dim = channels_first ? 1 : x.shape.size() - 1;
-  *outer = *inner = 1;
-  for (std::size_t i = 0; i < dim; ++i) *outer *= x.shape[i];
-  *channels = x.shape[dim];
-  for (std::size_t i = dim + 1; i < x.shape.size(); ++i) *inner *= x.shape[i];
-}
-
 void Forward(const py::object& x_object, const py::object& y_object,
              const py::object& bias_object, const py::object& side_object,
              const py::object& pre_object, bool channels_first,
@@ -25,7 +14,10 @@ void Forward(const py::object& x_object, const py::object& y_object,
   const Array x = ArrayOf("x", x_object, stream);
   BiasActArgs args{};
   args.dtype = DTypeOf("x", x);
-  SetShape(x, channels_first, &args.outer, &args.channels, &args.inner);
+  const ChannelShape shape("x", x, channels_first);
+  args.outer = shape.outer;
+  args.channels = shape.channels;
+  args.inner = shape.inner;
   const Array y = ArrayOf("y", y_object, stream, x.type, x.shape);
   const Array bias =
       ArrayOf("bias", bias_object, stream, x.type, {args.channels}, true);
@@ -43,6 +35,33 @@ void Forward(const py::object& x_object, const py::object& y_object,
   Raise(BiasActForward(args, stream));
 }
 
+void Gradient(const py::object& dy_object, const py::object& saved_object,
+              const py::object& dz_object, const py::object& bias_grad_object,
+              bool channels_first, const std::string& activation, double alpha,
+              std::uintptr_t stream_handle) {
+  const Stream stream = StreamOf(stream_handle);
+  const Array dy = ArrayOf("dy", dy_object, stream);
+  BiasActGradientArgs args{};
+  args.dtype = DTypeOf("dy", dy);
+  const ChannelShape shape("dy", dy, channels_first);
+  args.outer = shape.outer;
+  args.channels = shape.channels;
+  args.inner = shape.inner;
+  args.activation = ActivationOf(activation);
+  const Array saved = ArrayOf("saved", saved_object, stream, dy.type, dy.shape,
+                              args.activation == Activation::kNone);
+  const Array dz = ArrayOf("dz", dz_object, stream, dy.type, dy.shape, true);
+  const Array bias_grad = ArrayOf("bias_grad", bias_grad_object, stream,
+                                  dy.type, {args.channels}, true);
+  args.alpha = alpha;
+  args.dy = dy.data;
+  args.saved = saved.data;
+  args.dz = dz.data;
+  args.bias_grad = bias_grad.data;
+  Memory memory(stream);
+  Raise(BiasActGradient(args, memory.scratch(), stream));
+}
+
 }  // namespace
 
 void BindBiasAct(py::module_& module) {
@@ -53,6 +72,13 @@ void BindBiasAct(py::module_& module) {
       py::arg("activation") = "none", py::arg("alpha") = 0.2, py::arg("stream"),
       "y = act(x + bias + side_input), on `stream`. Arrays of float16, "
       "bfloat16 or float32; y may be x or side_input.");
+  module.def("bias_act_gradient", &Gradient, py::arg("dy"), py::kw_only(),
+             py::arg("saved") = py::none(), py::arg("dz") = py::none(),
+             py::arg("bias_grad") = py::none(),
+             py::arg("channels_first") = false, py::arg("activation") = "none",
+             py::arg("alpha") = 0.2, py::arg("stream"),
+             "dz = dy * act' and its sum per channel. saved: y where the slope "
+             "can be read off it, else the pre-activation; dz may be dy.");
 }
 
 }  // namespace tfo::cuda::python

@@ -8,4 +8,5 @@ PYBIND11_MODULE(_cuda, module) {
       "queued on `stream`, a cudaStream_t as an integer.";
   tfo::cuda::python::BindBiasAct(module);
   tfo::cuda::python::BindConv(module);
+  tfo::cuda::python::BindBatchNorm(module);
 }

@@ -1,0 +1,142 @@
+"""Where the GPU half's launchers run in tests: on a GPU, or emulated on the processor.
+
+The emulation (cuda_emulation/) executes the same kernels thread by thread: it proves their indexing
+and arithmetic, not that a GPU runs them. Each backend has put, poisoned and get for arrays, and the
+launchers as `module`.
+"""
+
+import functools
+import importlib.util
+import sys
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+_TYPESTR = {"float32": "<f4", "float16": "<f2", "bfloat16": "<V2", "uint8": "|u1"}
+
+
+class DeviceArray:
+    """Memory with the CUDA array interface, bfloat16 included."""
+
+    def __init__(self, owner, pointer, shape, dtype):
+        self.owner, self.shape, self.dtype = owner, tuple(shape), np.dtype(dtype)
+        self.__cuda_array_interface__ = {
+            "shape": self.shape,
+            "typestr": _TYPESTR[self.dtype.name],
+            "data": (pointer, False),
+            "version": 3,
+        }
+
+    @property
+    def nbytes(self):
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+class Emulated:
+    """The processor."""
+
+    name, stream = "emulated", 0
+
+    def __init__(self, module):
+        self.module = module
+
+    def put(self, array, misaligned=False):
+        """A copy of `array`; one element past a multiple of 16 bytes where `misaligned`."""
+        array = np.ascontiguousarray(array)
+        result = self.poisoned(array.shape, array.dtype, misaligned)
+        result.owner[...] = array.reshape(-1).view(np.uint8)
+        return result
+
+    def poisoned(self, shape, dtype, misaligned=False):
+        """An array of NaN."""
+        dtype = np.dtype(dtype)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        memory = np.full(nbytes + 32, 255, np.uint8)
+        start = -memory.ctypes.data % 16 + (dtype.itemsize if misaligned else 0)
+        owner = memory[start : start + nbytes]
+        return DeviceArray(owner, owner.ctypes.data, shape, dtype)
+
+    def get(self, array):
+        return array.owner.copy().view(array.dtype).reshape(array.shape)
+
+
+class Gpu(Emulated):
+    """A GPU, with memory from PyTorch."""
+
+    name = "gpu"
+
+    def __init__(self, module, torch):
+        self.module, self.torch = module, torch
+
+    @property
+    def stream(self):
+        return self.torch.cuda.current_stream().cuda_stream
+
+    def put(self, array, misaligned=False):
+        array = np.ascontiguousarray(array)
+        result = self.poisoned(array.shape, array.dtype, misaligned)
+        result.owner.copy_(self.torch.from_numpy(array.reshape(-1).view(np.uint8).copy()))
+        return result
+
+    def poisoned(self, shape, dtype, misaligned=False):
+        dtype = np.dtype(dtype)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        memory = self.torch.full((nbytes + 32,), 255, dtype=self.torch.uint8, device="cuda")
+        start = -memory.data_ptr() % 16 + (dtype.itemsize if misaligned else 0)
+        owner = memory[start : start + nbytes]
+        return DeviceArray(owner, owner.data_ptr(), shape, dtype)
+
+    def get(self, array):
+        return array.owner.cpu().numpy().view(array.dtype).reshape(array.shape)
+
+
+@functools.cache
+def _emulated():
+    if not (ROOT / "cuda").exists():
+        pytest.skip("the sources of the GPU half are not beside the tests")
+    sys.path.insert(0, str(Path(__file__).parent / "cuda_emulation"))
+    import build
+
+    return Emulated(build.load())
+
+
+def why_no_gpu():
+    """Returns the reason why nothing can be run on a GPU here, or None."""
+    if importlib.util.find_spec("tf_fused_ops._cuda") is None:
+        return "the GPU half is not built"
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch, which allocates the GPU's memory for these tests, is not installed"
+    import torch
+
+    return None if torch.cuda.is_available() else "no GPU"
+
+
+def _gpu():
+    reason = why_no_gpu()
+    if reason is not None:
+        pytest.skip(reason)
+    import torch
+
+    from tf_fused_ops import _cuda
+
+    return Gpu(_cuda, torch)
+
+
+def backend(name):
+    """Returns the backend "emulated" or "gpu"; skips the test, with the reason, without a GPU."""
+    return _emulated() if name == "emulated" else _gpu()
+
+
+# How the emulated device is set: one kernel for all, or kernels for the phases.
+PLANS = {
+    "fused": {"multiprocessors": 24},
+    "phases": {"cooperative": False},
+    "phases on one multiprocessor": {
+        "cooperative": False,
+        "multiprocessors": 1,
+        "blocks_per_multiprocessor": 1,
+    },
+}

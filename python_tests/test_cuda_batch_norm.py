@@ -1,0 +1,339 @@
+"""Batch normalisation's GPU kernels against float64: on a GPU, and emulated where there is none."""
+
+import numpy as np
+import pytest
+from cuda_backends import PLANS, backend
+from test_core_activations import ALPHA, REFERENCE
+from test_core_batch_norm import EPSILON, SHAPES, Case, assert_near
+
+TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 4e-6}
+MORE_SHAPES = [
+    ((3, 8, 8, 9), True),  # planes of whole vectors
+    ((2, 3, 16, 32), True),
+    ((700, 40), False),
+    ((1, 1), False),
+]
+TOO_WIDE = {(1, 2, 90, 1000)}  # more columns than the emulated device has blocks
+VARIANTS = [  # side input, mask, activation
+    (False, False, "none"),
+    (False, False, "relu"),
+    (True, True, "relu"),
+]
+
+
+class Runner:
+    """Calls the launchers with poisoned outputs."""
+
+    def __init__(self, backend, case, misaligned=False):
+        self.backend, self.module, self.case = backend, backend.module, case
+        self.misaligned = misaligned
+        self.vectors = [backend.put(v) for v in (case.scale, case.offset, case.mean, case.variance)]
+        self.x, self.side, self.dy = (
+            backend.put(v, misaligned) for v in (case.x, case.side, case.dy)
+        )
+
+    def options(self, **options):
+        return {"channels_first": self.case.channels_first, "stream": self.backend.stream} | options
+
+    def new(self, like=None):
+        if like is not None:
+            return self.backend.poisoned(like.shape, like.dtype, self.misaligned)
+        return self.backend.poisoned(self.case.scale.shape, np.float32)
+
+    def forward(self, side=False, mask=False, y=None, **options):
+        y = y or self.new(self.case.x)
+        statistics = [self.new() for _ in range(4)]
+        bits = self.backend.poisoned(((self.case.x.size + 7) // 8,), np.uint8) if mask else None
+        self.module.batch_norm_forward(
+            *(self.x, *self.vectors, y, *statistics),
+            side_input=self.side if side else None,
+            mask=bits,
+            **self.options(epsilon=EPSILON, momentum=0.9, **options),
+        )
+        return y, *statistics, bits
+
+    def gradient(self, saved, side=False, mask=None, side_grad=False, x_grad=None, **options):
+        x_grad = x_grad or self.new(self.case.x)
+        scale_grad, offset_grad = self.new(), self.new()
+        side_input_grad = self.new(self.case.x) if side_grad else None
+        self.module.batch_norm_gradient(
+            *(self.dy, self.x, *self.vectors[:2], *saved, x_grad, scale_grad, offset_grad),
+            side_input=self.side if side else None,
+            mask=mask,
+            side_input_grad=side_input_grad,
+            **self.options(**options),
+        )
+        return x_grad, scale_grad, offset_grad, side_input_grad
+
+    def get(self, arrays):
+        return [None if array is None else self.backend.get(array) for array in arrays]
+
+
+@pytest.fixture(
+    params=[
+        *(pytest.param(("emulated", plan), id=f"emulated {plan}") for plan in PLANS),
+        pytest.param(("gpu", None), id="gpu", marks=pytest.mark.gpu),
+    ]
+)
+def device(request):
+    """A backend, and for the emulation how its device is to be."""
+    name, plan = request.param
+    result = backend(name)
+    result.plan = plan
+    if plan is not None:
+        result.module.set_device(**PLANS[plan])
+    yield result
+    if plan is not None:
+        result.module.set_device()
+
+
+def again(device):
+    """The next run is to give the same bits with the threads in the opposite order."""
+    if device.plan is not None:
+        device.module.set_device(**PLANS[device.plan], reverse=True)
+
+
+def same_bits(first, second):
+    return all(a is b or a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape,channels_first", SHAPES + MORE_SHAPES)
+def test_numbers(device, shape, channels_first, dtype):
+    if dtype != "float32" and device.plan == "phases on one multiprocessor":
+        pytest.skip("nothing that another plan of phases does not show")
+    case = Case(shape, channels_first, dtype)
+    for side, mask, activation in VARIANTS:
+        # No gradient arrives next to the kink, where rounding decides the slope.
+        _, _, z = case.reference(True, side, activation == "relu")
+        case.dy = case.dy * (np.abs(z) > 1e-5).reshape(case.dy.shape).astype(case.dy.dtype)
+        expected, gradients, _ = case.reference(True, side, activation == "relu")
+        results = []
+        for _ in range(2):
+            runner = Runner(device, case)
+            before = _cooperative_launches(device)
+            outputs = runner.forward(side, mask, activation=activation)
+            grads = runner.gradient(
+                outputs[3:5], mask=outputs[5], side_grad=side, activation=activation
+            )
+            if device.plan is not None:
+                fused = device.plan == "fused" and shape not in TOO_WIDE
+                assert _cooperative_launches(device) - before == (2 if fused else 0)
+            results.append(runner.get((*outputs, *grads)))
+            again(device)
+        assert same_bits(*results)
+        *outputs, bits, x_grad, scale_grad, offset_grad, side_grad = results[0]
+        tolerance, vectors = TOLERANCE[dtype], TOLERANCE["float32"]
+        assert_near("y", case.middle(outputs[0]), expected[0], tolerance)
+        for i, name in enumerate(("new_mean", "new_variance", "saved_mean", "saved_inv_std"), 1):
+            assert_near(name, outputs[i], expected[i], vectors)
+        assert_near("x_grad", case.middle(x_grad), gradients[0], tolerance)
+        scale = np.sqrt(case.x.size / case.scale.size)
+        assert_near("scale_grad", scale_grad / scale, gradients[1] / scale, vectors)
+        assert_near("offset_grad", offset_grad / scale, gradients[2] / scale, vectors)
+        if side:
+            assert_near("side_input_grad", case.middle(side_grad), gradients[3], tolerance)
+            positive = np.asarray(outputs[0], np.float32).ravel() > 0
+            near = np.abs(z.ravel()) < 1e-5 if not channels_first else None
+            unpacked = np.unpackbits(bits, bitorder="little")
+            assert not unpacked[positive.size :].any()
+            if near is None or not near.any():
+                np.testing.assert_array_equal(unpacked[: positive.size], positive)
+
+
+def _cooperative_launches(device):
+    return device.module.cooperative_launches() if device.plan is not None else None
+
+
+@pytest.mark.parametrize("shape,channels_first", [((5, 9, 30), False), ((3, 17, 2, 3), True)])
+def test_inference(device, shape, channels_first):
+    case = Case(shape, channels_first)
+    expected, gradients, z = case.reference(False, True, True)
+    assert np.abs(z).min() > 1e-6
+    runner = Runner(device, case)
+    outputs = runner.forward(True, True, training=False, activation="relu")
+    grads = runner.gradient(
+        outputs[3:5], mask=outputs[5], side_grad=True, training=False, activation="relu"
+    )
+    outputs, grads = runner.get(outputs), runner.get(grads)
+    for i, name in enumerate(("y", "new_mean", "new_variance", "saved_mean", "saved_inv_std")):
+        value = case.middle(outputs[0]) if i == 0 else outputs[i]
+        assert_near(name, value, expected[i], 4e-6)
+    assert_near("x_grad", case.middle(grads[0]), gradients[0], 4e-6)
+    assert_near("scale_grad", grads[1], gradients[1], 2e-5)
+    assert_near("offset_grad", grads[2], gradients[2], 2e-5)
+    assert_near("side_input_grad", case.middle(grads[3]), gradients[3], 4e-6)
+
+
+@pytest.mark.parametrize("side", [False, True])
+@pytest.mark.parametrize("activation", REFERENCE)
+def test_activations(device, activation, side):
+    if device.plan == "phases on one multiprocessor":
+        pytest.skip("nothing that another plan of phases does not show")
+    case = Case((40, 9, 30))
+    _, _, z = case.reference(True, side)
+    value, slope = (f(z.reshape(case.x.shape)) for f in REFERENCE[activation])
+    kinks = np.abs(z.reshape(case.x.shape)[..., None] - [0, 6, -3, 3]).min(-1)
+    case.dy *= kinks > 1e-5
+    dz = case.dy.astype(np.float64) * slope
+    runner = Runner(device, case)
+    options = {"activation": activation, "alpha": ALPHA}
+    y, *_, mean, inv_std, _ = runner.forward(side, **options)
+    needs_side = side and activation != "none"
+    grads = runner.gradient((mean, inv_std), side=needs_side, side_grad=True, **options)
+    x_grad, _, offset_grad, side_grad = runner.get(grads)
+    assert_near("y", device.get(y), value, 4e-6)
+    assert_near("side_input_grad", side_grad, dz, 8e-6)
+    assert_near("offset_grad", offset_grad, dz.sum((0, 1)), 2e-5)
+    case.dy = dz
+    assert_near("x_grad", case.middle(x_grad), case.reference(True)[1][0], 2e-5)
+
+
+def test_leaky_relu_with_negative_alpha(device):
+    case = Case((20, 6))
+    runner = Runner(device, case)
+    options = {"activation": "leaky_relu", "alpha": -0.5}
+    y, *_, mean, inv_std, _ = runner.forward(**options)
+    _, _, z = case.reference(True)
+    z = z.reshape(case.x.shape)
+    assert_near("y", device.get(y), np.where(z > 0, z, -0.5 * z), 4e-6)
+    *_, side_grad = runner.get(runner.gradient((mean, inv_std), side_grad=True, **options))
+    np.testing.assert_allclose(side_grad, case.dy * np.where(z > 0, 1, -0.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    "shape,channels_first", [((33, 6), False), ((2, 3, 8, 48), True), ((2, 5, 3, 3), True)]
+)
+def test_phases_on_their_own(device, shape, channels_first, dtype):
+    case = Case(shape, channels_first, dtype)
+    _, (x_grad, scale_grad, offset_grad, _), z = case.reference(True)
+    runner = Runner(device, case)
+    mean, squares, sum_dz, sum_dz_x = (runner.new() for _ in range(4))
+    runner.module.batch_norm_moments(runner.x, mean, squares, **runner.options())
+    count = case.x.size / case.scale.size
+    exact = case.middle(case.x)
+    assert_near("mean", device.get(mean), exact.mean((0, 2)), 4e-6)
+    assert_near("sum_of_squares", device.get(squares) / count, exact.var((0, 2)), 4e-6)
+    inv_std = device.put(1 / np.sqrt(device.get(squares) / np.float32(count) + np.float32(EPSILON)))
+    y, dx = runner.new(case.x), runner.new(case.x)
+    parameters = (*runner.vectors[:2], mean, inv_std)
+    runner.module.batch_norm_apply(runner.x, *parameters, y, **runner.options())
+    assert_near("y", case.middle(device.get(y)), z, TOLERANCE[dtype])
+    runner.module.batch_norm_gradient_sums(
+        runner.dy, runner.x, *parameters, sum_dz, sum_dz_x, **runner.options()
+    )
+    assert_near("sum_dz", device.get(sum_dz), offset_grad, 2e-5)
+    scaled = device.get(sum_dz_x) * device.get(inv_std)
+    assert_near("sum_dz_x", scaled, scale_grad, 2e-5)
+    runner.module.batch_norm_gradient_apply(
+        *(runner.dy, runner.x, *parameters, sum_dz, sum_dz_x, count, dx), **runner.options()
+    )
+    assert_near("x_grad", case.middle(device.get(dx)), x_grad, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape,channels_first", [((9, 5, 7), False), ((2, 3, 8, 32), True)])
+def test_memory_that_is_not_a_multiple_of_16_bytes(device, shape, channels_first, dtype):
+    case = Case(shape, channels_first, dtype)
+    results = []
+    for misaligned in (False, True):
+        runner = Runner(device, case, misaligned)
+        outputs = runner.forward(True, True, activation="relu")
+        grads = runner.gradient(outputs[3:5], mask=outputs[5], side_grad=True, activation="relu")
+        results.append(runner.get((*outputs, *grads)))
+    assert same_bits(*results)
+
+
+@pytest.mark.parametrize("shape,channels_first", [((9, 5, 7), False), ((2, 3, 8, 32), True)])
+def test_outputs_in_the_place_of_inputs(device, shape, channels_first):
+    case = Case(shape, channels_first)
+    expected = Runner(device, case)
+    outputs = expected.forward(True, True, activation="relu")
+    grads = expected.gradient(outputs[3:5], mask=outputs[5], activation="relu")
+    for name in ("x", "side"):
+        runner = Runner(device, case)
+        found = runner.forward(True, True, y=getattr(runner, name), activation="relu")
+        assert same_bits(expected.get(outputs), runner.get(found))
+    for name in ("dy", "x"):
+        runner = Runner(device, case)
+        found = runner.gradient(
+            outputs[3:5], mask=outputs[5], x_grad=getattr(runner, name), activation="relu"
+        )
+        assert same_bits(expected.get(grads), runner.get(found))
+
+
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_statistics_far_from_zero(device, channels_first):
+    shape = (16, 3, 20, 24) if channels_first else (16, 20, 24, 3)
+    case = Case(shape, channels_first, mean=1e4)
+    runner = Runner(device, case)
+    mean, squares = runner.new(), runner.new()
+    runner.module.batch_norm_moments(runner.x, mean, squares, **runner.options())
+    exact = case.middle(case.x)
+    np.testing.assert_allclose(device.get(mean), exact.mean((0, 2)), rtol=2e-7)
+    variance = device.get(squares) / (16 * 20 * 24)
+    np.testing.assert_allclose(variance, exact.var((0, 2)), rtol=1e-3)
+
+
+@pytest.mark.parametrize("position", [0, 5, 1999])
+def test_statistics_with_an_outlier(device, position):
+    case = Case((2000, 3))
+    case.x[position] = 1e5
+    runner = Runner(device, case)
+    mean, squares = runner.new(), runner.new()
+    runner.module.batch_norm_moments(runner.x, mean, squares, **runner.options())
+    exact = case.x.astype(np.float64)
+    np.testing.assert_allclose(device.get(mean), exact.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(device.get(squares), exact.var(0) * 2000, rtol=4e-6)
+
+
+@pytest.mark.parametrize(
+    "shape,channels_first",
+    [((0, 4, 3), False), ((0, 3, 4, 4), True), ((2, 3, 0, 4), True), ((5, 4, 0), False)],
+)
+def test_empty(device, shape, channels_first):
+    case = Case(shape, channels_first)
+    runner = Runner(device, case)
+    outputs = runner.forward(True, True, activation="relu")
+    _, mean, variance, saved_mean, saved_inv_std, mask = runner.get(outputs)
+    assert mask.size == 0
+    np.testing.assert_array_equal(mean, case.mean)
+    np.testing.assert_array_equal(variance, case.variance)
+    assert np.isfinite(saved_mean).all() and np.isfinite(saved_inv_std).all()
+    grads = runner.get(runner.gradient(outputs[3:5], mask=outputs[5], activation="relu"))
+    assert not grads[1].any() and not grads[2].any()
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_moving_averages(device, unbiased):
+    case = Case((7, 3))
+    count, variance = 7, case.x.astype(np.float64).var(0)
+    expected = 0.9 * case.variance + 0.1 * variance * (count / (count - 1) if unbiased else 1)
+    new_variance = Runner(device, case).forward(unbiased=unbiased)[2]
+    np.testing.assert_allclose(device.get(new_variance), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"x": np.zeros(3, np.float32)}, "x must have rank"),
+        ({"x": np.zeros((2, 3), np.uint8)}, "x must be float16"),
+        ({"scale": np.zeros(4, np.float32)}, "scale"),
+        ({"side_input": np.zeros((3, 2), np.float32)}, "side_input"),
+        ({"mask": np.zeros(2, np.uint8)}, "mask"),
+        ({"y": None}, "y must be given"),
+        ({"activation": "softmax"}, "activation"),
+    ],
+)
+def test_wrong_arguments(device, change, message):
+    names = ("scale", "offset", "mean", "variance")
+    results = ("new_mean", "new_variance", "saved_mean", "saved_inv_std")
+    arrays = {name: np.ones(3, np.float32) for name in names + results}
+    arrays |= {"x": np.zeros((2, 3), np.float32), "y": np.zeros((2, 3), np.float32)} | change
+    arguments = {
+        name: device.put(value) if isinstance(value, np.ndarray) else value
+        for name, value in arrays.items()
+    }
+    with pytest.raises(ValueError, match=message):
+        device.module.batch_norm_forward(**arguments, stream=device.stream)
