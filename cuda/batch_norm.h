@@ -10,24 +10,31 @@
 
 namespace tfo::cuda {
 
-// Per channel: the mean of x, and the sum of squared deviations from it. Zero
-// for an empty batch.
-Status BatchNormMoments(const BatchNormShape& shape, const void* x, float* mean,
-                        float* sum_of_squares, const Scratch& scratch,
-                        Stream stream);
+// ---- What replicas exchange: float64 [3, channels] on the device ------------
 
-Status BatchNormApply(const BatchNormApplyArgs& args, Stream stream);
+// Count, mean and sum of squared deviations of x.
+Status BatchNormLocalMoments(const BatchNormShape& shape, const void* x,
+                             const Scratch& scratch, Stream stream,
+                             double* moments);
 
-// With dz = dy * act'(z): per channel, the sum of dz and of dz * (x - mean).
-// Writes scale_grad and offset_grad, too, where they are not null.
-Status BatchNormGradientSums(const BatchNormGradientArgs& args, float* sum_dz,
-                             float* sum_dz_x, const Scratch& scratch,
-                             Stream stream);
+// The forward op with the statistics of all replicas, moments being
+// [num_replicas, 3, channels].
+Status BatchNormForwardFromMoments(const BatchNormForwardArgs& args,
+                                   std::int64_t num_replicas,
+                                   const double* moments, Stream stream);
 
-// x_grad and side_grad, from the sums over all `count` elements of a channel.
-Status BatchNormGradientApply(const BatchNormGradientArgs& args, double count,
-                              const float* sum_dz, const float* sum_dz_x,
-                              Stream stream);
+// With dz = dy * act'(z): count, the sum of dz and of dz * (x - mean);
+// scale_grad and offset_grad, which are of this replica's elements alone. Reads
+// neither x_grad nor side_grad.
+Status BatchNormLocalSums(const BatchNormGradientArgs& args,
+                          const Scratch& scratch, Stream stream, double* sums);
+
+// x_grad and side_grad, from the sums added up over all replicas.
+Status BatchNormGradientFromSums(const BatchNormGradientArgs& args,
+                                 const double* sums, const Scratch& scratch,
+                                 Stream stream);
+
+// ---- The whole op -----------------------------------------------------------
 
 // Both phases: in one kernel that reads x once where the tensor fits into the
 // chip's shared memory.

@@ -8,14 +8,31 @@ namespace {
 constexpr int kBlocksPerMultiprocessor = 16;
 
 struct MomentsFinish {
-  float *mean, *sum_of_squares;
+  std::int64_t channels;
+  double count;
+  double* moments;
 
   __device__ void operator()(std::int64_t c,
-                             const Moments<double>& moments) const {
-    mean[c] = static_cast<float>(moments.mean);
-    sum_of_squares[c] = static_cast<float>(moments.squares);
+                             const Moments<double>& total) const {
+    moments[c] = count;
+    moments[channels + c] = total.mean;
+    moments[2 * channels + c] = total.squares;
   }
 };
+
+// Chan's combination of the replicas' moments, in their order.
+__global__ void __launch_bounds__(kBlockThreads)
+    CombineKernel(std::int64_t channels, std::int64_t num_replicas,
+                  const double* moments, StatisticsFinish finish) {
+  const std::int64_t c = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (c >= channels) return;
+  Moments<double> total;
+  for (std::int64_t replica = 0; replica < num_replicas; ++replica) {
+    const double* own = moments + replica * 3 * channels + c;
+    total.Merge({own[0], own[channels], own[2 * channels]});
+  }
+  finish(c, total);
+}
 
 // Without training the moving averages are the statistics.
 __global__ void __launch_bounds__(kBlockThreads)
@@ -68,12 +85,10 @@ Status ReduceMoments(const char* name, const BatchNormShape& shape,
 }
 
 StatisticsFinish StatisticsOf(const BatchNormForwardArgs& args) {
-  const BatchNormShape& shape = args.apply.shape;
   return {static_cast<const float*>(args.moving_mean),
           static_cast<const float*>(args.moving_variance),
           args.epsilon,
           args.momentum,
-          static_cast<double>(shape.outer) * static_cast<double>(shape.inner),
           args.unbiased,
           static_cast<float*>(args.new_mean),
           static_cast<float*>(args.new_variance),
@@ -81,17 +96,11 @@ StatisticsFinish StatisticsOf(const BatchNormForwardArgs& args) {
           static_cast<float*>(args.saved_inv_std)};
 }
 
-}  // namespace
-
-Status BatchNormMoments(const BatchNormShape& shape, const void* x, float* mean,
-                        float* sum_of_squares, const Scratch& scratch,
-                        Stream stream) {
-  if (shape.channels == 0) return {};
-  return ReduceMoments("BatchNormMoments", shape, x,
-                       MomentsFinish{mean, sum_of_squares}, scratch, stream);
-}
-
-Status BatchNormApply(const BatchNormApplyArgs& args, Stream stream) {
+// y, with the statistics that the forward op has made.
+Status Apply(const BatchNormForwardArgs& forward, Stream stream) {
+  BatchNormApplyArgs args = forward.apply;
+  args.parameters.mean = forward.saved_mean;
+  args.parameters.inv_std = forward.saved_inv_std;
   const BatchNormShape& shape = args.shape;
   if (shape.outer * shape.channels * shape.inner == 0) return {};
   Device device;
@@ -108,29 +117,46 @@ Status BatchNormApply(const BatchNormApplyArgs& args, Stream stream) {
   });
 }
 
+}  // namespace
+
+Status BatchNormLocalMoments(const BatchNormShape& shape, const void* x,
+                             const Scratch& scratch, Stream stream,
+                             double* moments) {
+  if (shape.channels == 0) return {};
+  return ReduceMoments("BatchNormMoments", shape, x,
+                       MomentsFinish{shape.channels, Count(shape), moments},
+                       scratch, stream);
+}
+
+Status BatchNormForwardFromMoments(const BatchNormForwardArgs& args,
+                                   std::int64_t num_replicas,
+                                   const double* moments, Stream stream) {
+  const std::int64_t channels = args.apply.shape.channels;
+  if (channels == 0) return {};
+  TFO_CUDA_RETURN_IF_ERROR(LaunchForEach("BatchNormApply", channels, stream,
+                                         CombineKernel, channels, num_replicas,
+                                         moments, StatisticsOf(args)));
+  return Apply(args, stream);
+}
+
 Status BatchNormForward(const BatchNormForwardArgs& args,
                         const Scratch& scratch, Stream stream) {
   const BatchNormShape& shape = args.apply.shape;
   if (shape.channels == 0) return {};
-  BatchNormApplyArgs apply = args.apply;
-  apply.parameters.mean = args.saved_mean;
-  apply.parameters.inv_std = args.saved_inv_std;
   const StatisticsFinish statistics = StatisticsOf(args);
   if (!args.training) {
-    TFO_CUDA_RETURN_IF_ERROR(Launch(
-        "BatchNormForward",
-        {dim3(static_cast<unsigned>(CeilDiv(shape.channels, kBlockThreads))),
-         dim3(kBlockThreads)},
-        stream, MovingStatisticsKernel, shape.channels, statistics));
-    return BatchNormApply(apply, stream);
+    TFO_CUDA_RETURN_IF_ERROR(LaunchForEach("BatchNormForward", shape.channels,
+                                           stream, MovingStatisticsKernel,
+                                           shape.channels, statistics));
+    return Apply(args, stream);
   }
   bool done = false;
   TFO_CUDA_RETURN_IF_ERROR(
-      FusedForward(apply, statistics, scratch, stream, &done));
+      FusedForward(args, statistics, scratch, stream, &done));
   if (done) return {};
   TFO_CUDA_RETURN_IF_ERROR(ReduceMoments(
       "BatchNormForward", shape, args.apply.x, statistics, scratch, stream));
-  return BatchNormApply(apply, stream);
+  return Apply(args, stream);
 }
 
 }  // namespace tfo::cuda

@@ -131,9 +131,12 @@ struct FusedPlan {
 
 }  // namespace
 
-Status FusedForward(const BatchNormApplyArgs& args,
+Status FusedForward(const BatchNormForwardArgs& forward,
                     const StatisticsFinish& statistics, const Scratch& scratch,
                     Stream stream, bool* done) {
+  BatchNormApplyArgs args = forward.apply;
+  args.parameters.mean = forward.saved_mean;
+  args.parameters.inv_std = forward.saved_inv_std;
   return WithElement(args.shape.dtype, [&](auto element) -> Status {
     using T = typename decltype(element)::type;
     FusedPlan<MomentsSource<T>> plan;
@@ -155,8 +158,8 @@ Status FusedForward(const BatchNormApplyArgs& args,
 }
 
 Status FusedGradient(const BatchNormGradientArgs& args,
-                     const GradientFinish& finish, double count,
-                     const Scratch& scratch, Stream stream, bool* done) {
+                     const GradientFinish& finish, const Scratch& scratch,
+                     Stream stream, bool* done) {
   return WithElement(args.shape.dtype, [&](auto element) -> Status {
     using T = typename decltype(element)::type;
     FusedPlan<GradientSource<T>> plan;
@@ -167,15 +170,14 @@ Status FusedGradient(const BatchNormGradientArgs& args,
     auto* partials =
         scratch.Allocate<Sums<2>>(plan.columns.splits * plan.columns.width);
     if (partials == nullptr) return OutOfScratch("BatchNormGradient");
-    return Launch(
-        "BatchNormGradient",
-        {plan.columns.Grid(), plan.columns.Block(), plan.shared_bytes,
-         /*cooperative=*/true},
-        stream, FusedGradientKernel<T>, plan.columns,
-        ArrayOf(args.shape, GradientAligned(args)), GradientSourceOf<T>(args),
-        finish,
-        GradientApplyTermsOf<T>(args, count, finish.sum_dz, finish.sum_dz_x),
-        partials, plan.kept_offset);
+    return Launch("BatchNormGradient",
+                  {plan.columns.Grid(), plan.columns.Block(), plan.shared_bytes,
+                   /*cooperative=*/true},
+                  stream, FusedGradientKernel<T>, plan.columns,
+                  ArrayOf(args.shape, GradientAligned(args)),
+                  GradientSourceOf<T>(args), finish,
+                  GradientApplyTermsOf<T>(args, finish.means), partials,
+                  plan.kept_offset);
   });
 }
 

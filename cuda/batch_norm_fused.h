@@ -8,12 +8,12 @@
 namespace tfo::cuda {
 
 // `*done` tells whether the tensors fitted; otherwise nothing was queued.
-Status FusedForward(const BatchNormApplyArgs& args,
+Status FusedForward(const BatchNormForwardArgs& forward,
                     const StatisticsFinish& statistics, const Scratch& scratch,
                     Stream stream, bool* done);
 Status FusedGradient(const BatchNormGradientArgs& args,
-                     const GradientFinish& finish, double count,
-                     const Scratch& scratch, Stream stream, bool* done);
+                     const GradientFinish& finish, const Scratch& scratch,
+                     Stream stream, bool* done);
 
 }  // namespace tfo::cuda
 

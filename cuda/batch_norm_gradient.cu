@@ -33,32 +33,40 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   }
 }
 
-GradientFinish FinishOf(const BatchNormGradientArgs& args, float* sum_dz,
-                        float* sum_dz_x) {
-  return {static_cast<const float*>(args.parameters.inv_std),
-          static_cast<float*>(args.scale_grad),
-          static_cast<float*>(args.offset_grad), sum_dz, sum_dz_x};
+// From the sums of all replicas.
+__global__ void __launch_bounds__(kBlockThreads)
+    MeansKernel(std::int64_t channels, const double* sums, const float* inv_std,
+                GradientMeans means) {
+  const std::int64_t c = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (c >= channels) return;
+  means.Set(c, sums[c], sums[channels + c], sums[2 * channels + c], inv_std[c]);
 }
 
-}  // namespace
+GradientFinish FinishOf(const BatchNormGradientArgs& args,
+                        const GradientMeans& means, double* sums) {
+  return {args.shape.channels,
+          Count(args.shape),
+          static_cast<const float*>(args.parameters.inv_std),
+          static_cast<float*>(args.scale_grad),
+          static_cast<float*>(args.offset_grad),
+          means,
+          sums};
+}
 
-Status BatchNormGradientSums(const BatchNormGradientArgs& args, float* sum_dz,
-                             float* sum_dz_x, const Scratch& scratch,
-                             Stream stream) {
+Status Reduce(const char* name, const BatchNormGradientArgs& args,
+              const GradientFinish& finish, const Scratch& scratch,
+              Stream stream) {
   const BatchNormShape& shape = args.shape;
-  if (shape.channels == 0) return {};
   return WithElement(shape.dtype, [&](auto element) {
     using T = typename decltype(element)::type;
-    return ReduceChannels("BatchNormGradientSums", shape.outer, shape.channels,
-                          shape.inner, ArrayOf(shape, GradientAligned(args)),
-                          GradientSourceOf<T>(args),
-                          FinishOf(args, sum_dz, sum_dz_x), scratch, stream);
+    return ReduceChannels(name, shape.outer, shape.channels, shape.inner,
+                          ArrayOf(shape, GradientAligned(args)),
+                          GradientSourceOf<T>(args), finish, scratch, stream);
   });
 }
 
-Status BatchNormGradientApply(const BatchNormGradientArgs& args, double count,
-                              const float* sum_dz, const float* sum_dz_x,
-                              Stream stream) {
+Status Apply(const char* name, const BatchNormGradientArgs& args,
+             const GradientMeans& means, Stream stream) {
   const BatchNormShape& shape = args.shape;
   if (shape.outer * shape.channels * shape.inner == 0) return {};
   Device device;
@@ -68,30 +76,57 @@ Status BatchNormGradientApply(const BatchNormGradientArgs& args, double count,
     const Columns columns =
         PlanColumns(shape.outer, shape.channels, shape.inner, kVector<T>,
                     device.multiprocessors * kBlocksPerMultiprocessor);
-    return Launch("BatchNormGradientApply", {columns.Grid(), columns.Block()},
-                  stream, GradientApplyKernel<T>, columns,
-                  ArrayOf(shape, GradientAligned(args)),
-                  GradientSourceOf<T>(args),
-                  GradientApplyTermsOf<T>(args, count, sum_dz, sum_dz_x));
+    return Launch(
+        name, {columns.Grid(), columns.Block()}, stream, GradientApplyKernel<T>,
+        columns, ArrayOf(shape, GradientAligned(args)),
+        GradientSourceOf<T>(args), GradientApplyTermsOf<T>(args, means));
   });
+}
+
+Status AllocateMeans(const char* name, std::int64_t channels,
+                     const Scratch& scratch, GradientMeans* means) {
+  means->dz = scratch.Allocate<float>(2 * channels);
+  means->dz_x = means->dz + channels;
+  return means->dz == nullptr ? OutOfScratch(name) : Status{};
+}
+
+}  // namespace
+
+Status BatchNormLocalSums(const BatchNormGradientArgs& args,
+                          const Scratch& scratch, Stream stream, double* sums) {
+  if (args.shape.channels == 0) return {};
+  return Reduce("BatchNormGradSums", args,
+                FinishOf(args, GradientMeans{nullptr, nullptr}, sums), scratch,
+                stream);
+}
+
+Status BatchNormGradientFromSums(const BatchNormGradientArgs& args,
+                                 const double* sums, const Scratch& scratch,
+                                 Stream stream) {
+  constexpr const char* kName = "BatchNormGradApply";
+  const std::int64_t channels = args.shape.channels;
+  if (channels == 0) return {};
+  GradientMeans means;
+  TFO_CUDA_RETURN_IF_ERROR(AllocateMeans(kName, channels, scratch, &means));
+  TFO_CUDA_RETURN_IF_ERROR(
+      LaunchForEach(kName, channels, stream, MeansKernel, channels, sums,
+                    static_cast<const float*>(args.parameters.inv_std), means));
+  return Apply(kName, args, means, stream);
 }
 
 Status BatchNormGradient(const BatchNormGradientArgs& args,
                          const Scratch& scratch, Stream stream) {
-  const BatchNormShape& shape = args.shape;
-  if (shape.channels == 0) return {};
-  const double count =
-      static_cast<double>(shape.outer) * static_cast<double>(shape.inner);
-  float* sums = scratch.Allocate<float>(2 * shape.channels);
-  if (sums == nullptr) return OutOfScratch("BatchNormGradient");
-  float *sum_dz = sums, *sum_dz_x = sums + shape.channels;
-  bool done = false;
-  TFO_CUDA_RETURN_IF_ERROR(FusedGradient(args, FinishOf(args, sum_dz, sum_dz_x),
-                                         count, scratch, stream, &done));
-  if (done) return {};
+  constexpr const char* kName = "BatchNormGradient";
+  if (args.shape.channels == 0) return {};
+  GradientMeans means;
   TFO_CUDA_RETURN_IF_ERROR(
-      BatchNormGradientSums(args, sum_dz, sum_dz_x, scratch, stream));
-  return BatchNormGradientApply(args, count, sum_dz, sum_dz_x, stream);
+      AllocateMeans(kName, args.shape.channels, scratch, &means));
+  const GradientFinish finish = FinishOf(args, means, nullptr);
+  bool done = false;
+  TFO_CUDA_RETURN_IF_ERROR(FusedGradient(args, finish, scratch, stream, &done));
+  if (done) return {};
+  TFO_CUDA_RETURN_IF_ERROR(Reduce(kName, args, finish, scratch, stream));
+  return Apply(kName, args, means, stream);
 }
 
 }  // namespace tfo::cuda

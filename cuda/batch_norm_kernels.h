@@ -14,6 +14,11 @@ inline VectorArray ArrayOf(const BatchNormShape& shape, bool aligned) {
   return {shape.outer * shape.channels * shape.inner, aligned};
 }
 
+// Elements of a channel.
+inline double Count(const BatchNormShape& shape) {
+  return static_cast<double>(shape.outer) * static_cast<double>(shape.inner);
+}
+
 // The moments of x.
 template <class T>
 struct MomentsSource {
@@ -87,7 +92,7 @@ struct MomentsSource {
 // A channel's statistics from its moments, as cc/core/batch_norm.cc makes them.
 struct StatisticsFinish {
   const float *moving_mean, *moving_variance;
-  double epsilon, momentum, count;
+  double epsilon, momentum;
   bool unbiased;
   float *new_mean, *new_variance, *saved_mean, *saved_inv_std;
 
@@ -99,6 +104,7 @@ struct StatisticsFinish {
 
   __device__ void operator()(std::int64_t c,
                              const Moments<double>& moments) const {
+    const double count = moments.count;
     double mean = 0, variance = 0;
     if (count > 0) {
       mean = moments.mean;
@@ -283,18 +289,37 @@ inline bool GradientAligned(const BatchNormGradientArgs& args) {
   return Aligned(args.dy, args.x, args.side, args.x_grad, args.side_grad);
 }
 
+// The means over a channel that x_grad in training takes: of dz, and of
+// dz * (x - mean) * inv_std^2.
+struct GradientMeans {
+  float *dz, *dz_x;
+
+  __device__ void Set(std::int64_t c, double count, double sum_dz,
+                      double sum_dz_x, double inv_std) const {
+    dz[c] = static_cast<float>(count > 0 ? sum_dz / count : 0);
+    dz_x[c] = static_cast<float>(
+        count > 0 ? sum_dz_x * inv_std * inv_std / count : 0);
+  }
+};
+
 struct GradientFinish {
+  std::int64_t channels;
+  double count;
   const float* inv_std;
-  float *scale_grad, *offset_grad;  // null: not wanted
-  float *sum_dz, *sum_dz_x;
+  float *scale_grad, *offset_grad;
+  GradientMeans means;  // null: not wanted
+  double* sums;         // null: not wanted
 
   __device__ void operator()(std::int64_t c,
                              const Sums<2, double>& total) const {
-    sum_dz[c] = static_cast<float>(total.value[0]);
-    sum_dz_x[c] = static_cast<float>(total.value[1]);
-    if (offset_grad != nullptr) offset_grad[c] = sum_dz[c];
-    if (scale_grad != nullptr) {
-      scale_grad[c] = static_cast<float>(total.value[1] * inv_std[c]);
+    const double sum_dz = total.value[0], sum_dz_x = total.value[1];
+    offset_grad[c] = static_cast<float>(sum_dz);
+    scale_grad[c] = static_cast<float>(sum_dz_x * inv_std[c]);
+    if (means.dz != nullptr) means.Set(c, count, sum_dz, sum_dz_x, inv_std[c]);
+    if (sums != nullptr) {
+      sums[c] = count;
+      sums[channels + c] = sum_dz;
+      sums[2 * channels + c] = sum_dz_x;
     }
   }
 };
@@ -306,8 +331,7 @@ struct GradientApplyTerms {
   static constexpr int kLanes = kVector<T>;
 
   bool training;
-  float share;  // 1 / count
-  const float *sum_dz, *sum_dz_x;
+  GradientMeans means;
   T *x_grad, *side_grad;  // side_grad null: not wanted
 
   struct Lanes {
@@ -319,15 +343,8 @@ struct GradientApplyTerms {
                      const BatchNormParameters& p, const From& from)
         : normalizer(p, from) {
       if (!terms.training) return;
-      float inv_std[kLanes];
-      from.Load(static_cast<const float*>(p.inv_std), inv_std);
-      from.Load(terms.sum_dz, dz_mean);
-      from.Load(terms.sum_dz_x, dz_x_mean);
-#pragma unroll
-      for (int i = 0; i < kLanes; ++i) {
-        dz_mean[i] *= terms.share;
-        dz_x_mean[i] *= terms.share * inv_std[i] * inv_std[i];
-      }
+      from.Load(static_cast<const float*>(terms.means.dz), dz_mean);
+      from.Load(static_cast<const float*>(terms.means.dz_x), dz_x_mean);
     }
   };
 
@@ -352,13 +369,8 @@ struct GradientApplyTerms {
 
 template <class T>
 GradientApplyTerms<T> GradientApplyTermsOf(const BatchNormGradientArgs& args,
-                                           double count, const float* sum_dz,
-                                           const float* sum_dz_x) {
-  return {args.training,
-          static_cast<float>(count > 0 ? 1 / count : 0),
-          sum_dz,
-          sum_dz_x,
-          static_cast<T*>(args.x_grad),
+                                           const GradientMeans& means) {
+  return {args.training, means, static_cast<T*>(args.x_grad),
           static_cast<T*>(args.side_grad)};
 }
 

@@ -20,7 +20,6 @@ namespace tfo::cuda {
 constexpr std::int64_t kRowUnit = 8;  // elements in a byte of a mask; also
                                       // whole vectors of every type
 constexpr int kTileVectors = 32;
-constexpr int kBlockThreads = 256;
 constexpr int kUnroll = 2;  // vectors in flight, per thread and tensor
 
 struct Columns {

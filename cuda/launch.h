@@ -89,6 +89,18 @@ constexpr std::int64_t CeilDiv(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
+constexpr int kBlockThreads = 256;
+
+// One thread for each of `count` things, in blocks of kBlockThreads.
+template <class... Parameters, class... Arguments>
+Status LaunchForEach(const char* name, std::int64_t count, Stream stream,
+                     void (*kernel)(Parameters...), Arguments&&... arguments) {
+  const std::int64_t blocks = CeilDiv(count, kBlockThreads);
+  return Launch(name,
+                {dim3(static_cast<unsigned>(blocks)), dim3(kBlockThreads)},
+                stream, kernel, std::forward<Arguments>(arguments)...);
+}
+
 }  // namespace tfo::cuda
 
 #endif  // TFO_CUDA_LAUNCH_H_

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-_TYPESTR = {"float32": "<f4", "float16": "<f2", "bfloat16": "<V2", "uint8": "|u1"}
+_TYPESTR = {"float32": "<f4", "float16": "<f2", "bfloat16": "<V2", "uint8": "|u1", "float64": "<f8"}
 
 
 class DeviceArray:

@@ -203,33 +203,59 @@ def test_leaky_relu_with_negative_alpha(device):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(
-    "shape,channels_first", [((33, 6), False), ((2, 3, 8, 48), True), ((2, 5, 3, 3), True)]
+    "shape,channels_first", [((33, 6), False), ((6, 3, 8, 48), True), ((8, 5, 3, 3), True)]
 )
-def test_phases_on_their_own(device, shape, channels_first, dtype):
+def test_two_replicas_and_an_empty_one(device, shape, channels_first, dtype):
     case = Case(shape, channels_first, dtype)
-    _, (x_grad, scale_grad, offset_grad, _), z = case.reference(True)
+    expected, gradients, _ = case.reference(True)
     runner = Runner(device, case)
-    mean, squares, sum_dz, sum_dz_x = (runner.new() for _ in range(4))
-    runner.module.batch_norm_moments(runner.x, mean, squares, **runner.options())
-    count = case.x.size / case.scale.size
-    exact = case.middle(case.x)
-    assert_near("mean", device.get(mean), exact.mean((0, 2)), 4e-6)
-    assert_near("sum_of_squares", device.get(squares) / count, exact.var((0, 2)), 4e-6)
-    inv_std = device.put(1 / np.sqrt(device.get(squares) / np.float32(count) + np.float32(EPSILON)))
-    y, dx = runner.new(case.x), runner.new(case.x)
-    parameters = (*runner.vectors[:2], mean, inv_std)
-    runner.module.batch_norm_apply(runner.x, *parameters, y, **runner.options())
-    assert_near("y", case.middle(device.get(y)), z, TOLERANCE[dtype])
-    runner.module.batch_norm_gradient_sums(
-        runner.dy, runner.x, *parameters, sum_dz, sum_dz_x, **runner.options()
-    )
-    assert_near("sum_dz", device.get(sum_dz), offset_grad, 2e-5)
-    scaled = device.get(sum_dz_x) * device.get(inv_std)
-    assert_near("sum_dz_x", scaled, scale_grad, 2e-5)
-    runner.module.batch_norm_gradient_apply(
-        *(runner.dy, runner.x, *parameters, sum_dz, sum_dz_x, count, dx), **runner.options()
-    )
-    assert_near("x_grad", case.middle(device.get(dx)), x_grad, TOLERANCE[dtype])
+    channels = case.scale.size
+    cut = shape[0] // 3
+    parts = []
+    for rows in (slice(0, cut), slice(cut, None), slice(0, 0)):
+        part = Case(shape, channels_first, dtype)
+        for name in ("x", "side", "dy"):
+            setattr(part, name, getattr(case, name)[rows])
+        parts.append(Runner(device, part))
+    moments = []
+    for part in parts:
+        own = device.poisoned((3, channels), np.float64)
+        runner.module.batch_norm_local_moments(part.x, own, **part.options())
+        moments.append(device.get(own))
+        assert (moments[-1][0] == part.case.x.size / channels).all()
+    moments = device.put(np.stack(moments))
+    tolerance, sums, y, dx, vectors = TOLERANCE[dtype], 0, [], [], 0
+    for part in parts:
+        part_y, *statistics = part.new(part.case.x), *(part.new() for _ in range(4))
+        part.module.batch_norm_forward_from_moments(
+            *(part.x, *part.vectors, moments, part_y, *statistics),
+            **part.options(momentum=0.9, epsilon=EPSILON),
+        )
+        y.append(device.get(part_y))
+        for name, value, exact in zip(
+            ("new_mean", "new_variance", "saved_mean", "saved_inv_std"),
+            part.get(statistics),
+            expected[1:],
+            strict=True,
+        ):
+            assert_near(name, value, exact, 4e-6)
+        own, part.saved = device.poisoned((3, channels), np.float64), statistics[2:]
+        grads = part.new(), part.new()
+        part.module.batch_norm_local_sums(
+            *(part.dy, part.x, *part.vectors[:2], *part.saved, own, *grads), **part.options()
+        )
+        sums, vectors = sums + device.get(own), vectors + np.stack(part.get(grads))
+    assert_near("y", case.middle(np.concatenate(y)), expected[0], tolerance)
+    assert_near("scale_grad", vectors[0], gradients[1], 2e-5)
+    assert_near("offset_grad", vectors[1], gradients[2], 2e-5)
+    for part in parts:
+        dx.append(part.new(part.case.x))
+        part.module.batch_norm_gradient_from_sums(
+            *(part.dy, part.x, *part.vectors[:2], *part.saved, device.put(sums), dx[-1]),
+            **part.options(),
+        )
+    dx = np.concatenate([device.get(value) for value in dx])
+    assert_near("x_grad", case.middle(dx), gradients[0], tolerance)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -263,17 +289,22 @@ def test_outputs_in_the_place_of_inputs(device, shape, channels_first):
         assert same_bits(expected.get(grads), runner.get(found))
 
 
+def moments(runner):
+    result = runner.backend.poisoned((3, runner.case.scale.size), np.float64)
+    runner.module.batch_norm_local_moments(runner.x, result, **runner.options())
+    return runner.backend.get(result)
+
+
 @pytest.mark.parametrize("channels_first", [False, True])
 def test_statistics_far_from_zero(device, channels_first):
     shape = (16, 3, 20, 24) if channels_first else (16, 20, 24, 3)
     case = Case(shape, channels_first, mean=1e4)
     runner = Runner(device, case)
-    mean, squares = runner.new(), runner.new()
-    runner.module.batch_norm_moments(runner.x, mean, squares, **runner.options())
+    count, mean, squares = moments(runner)
+    assert (count == case.x.size / case.scale.size).all()
     exact = case.middle(case.x)
-    np.testing.assert_allclose(device.get(mean), exact.mean((0, 2)), rtol=2e-7)
-    variance = device.get(squares) / (16 * 20 * 24)
-    np.testing.assert_allclose(variance, exact.var((0, 2)), rtol=1e-3)
+    np.testing.assert_allclose(mean, exact.mean((0, 2)), rtol=2e-7)
+    np.testing.assert_allclose(squares / count, exact.var((0, 2)), rtol=1e-3)
 
 
 @pytest.mark.parametrize("position", [0, 5, 1999])
@@ -281,11 +312,11 @@ def test_statistics_with_an_outlier(device, position):
     case = Case((2000, 3))
     case.x[position] = 1e5
     runner = Runner(device, case)
-    mean, squares = runner.new(), runner.new()
-    runner.module.batch_norm_moments(runner.x, mean, squares, **runner.options())
+    count, mean, squares = moments(runner)
+    assert (count == case.x.size / case.scale.size).all()
     exact = case.x.astype(np.float64)
-    np.testing.assert_allclose(device.get(mean), exact.mean(0), rtol=1e-6)
-    np.testing.assert_allclose(device.get(squares), exact.var(0) * 2000, rtol=4e-6)
+    np.testing.assert_allclose(mean, exact.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(squares, exact.var(0) * 2000, rtol=4e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,49 +1,74 @@
-// BatchNormAct and BatchNormActGrad on the CPU.
+// The batch-norm ops on the CPU: the core on the op's own threads and memory.
 #include "cc/kernels/batch_norm_ops.h"
+
+#include "cc/kernels/batch_norm_act_ops.h"
+#include "cc/kernels/batch_norm_split_ops.h"
 
 namespace tf_fused_ops {
 namespace {
 
-template <class T>
-class BatchNormActOp : public BatchNormForwardBase<T> {
- public:
-  using BatchNormForwardBase<T>::BatchNormForwardBase;
+// Calls a function of the core.
+template <class Function>
+absl::Status Call(OpKernelContext* ctx, const Function& function) {
+  ScratchOwner scratch(ctx);
+  return function(ParallelOf(ctx), scratch.scratch()) ? absl::OkStatus()
+                                                      : OutOfScratch();
+}
 
- private:
-  absl::Status Forward(OpKernelContext* ctx,
-                       const tfo::BatchNormForwardArgs& args) override {
-    ScratchOwner scratch(ctx);
-    return Done(
-        tfo::BatchNormForward(args, ParallelOf(ctx), scratch.scratch()));
+struct CpuEngine {
+  static absl::Status Forward(OpKernelContext* ctx,
+                              const tfo::BatchNormForwardArgs& args) {
+    return Call(ctx, [&](const auto& parallel, const auto& scratch) {
+      return tfo::BatchNormForward(args, parallel, scratch);
+    });
+  }
+
+  static absl::Status Gradient(OpKernelContext* ctx,
+                               const tfo::BatchNormGradientArgs& args) {
+    return Call(ctx, [&](const auto& parallel, const auto& scratch) {
+      return tfo::BatchNormGradient(args, parallel, scratch);
+    });
+  }
+
+  static absl::Status LocalMoments(OpKernelContext* ctx,
+                                   const tfo::BatchNormShape& shape,
+                                   const void* x, double* moments) {
+    return Call(ctx, [&](const auto& parallel, const auto& scratch) {
+      return tfo::BatchNormLocalMoments(shape, x, parallel, scratch, moments);
+    });
+  }
+
+  static absl::Status ForwardFromMoments(OpKernelContext* ctx,
+                                         const tfo::BatchNormForwardArgs& args,
+                                         std::int64_t num_replicas,
+                                         const double* moments) {
+    return Call(ctx, [&](const auto& parallel, const auto& scratch) {
+      return tfo::BatchNormForwardFromMoments(args, num_replicas, moments,
+                                              parallel, scratch);
+    });
+  }
+
+  static absl::Status LocalSums(OpKernelContext* ctx,
+                                const tfo::BatchNormGradientArgs& args,
+                                double* sums) {
+    return Call(ctx, [&](const auto& parallel, const auto& scratch) {
+      return tfo::BatchNormLocalSums(args, parallel, scratch, sums);
+    });
+  }
+
+  static absl::Status GradientFromSums(OpKernelContext* ctx,
+                                       const tfo::BatchNormGradientArgs& args,
+                                       const double* sums) {
+    return Call(ctx, [&](const auto& parallel, const auto& scratch) {
+      return tfo::BatchNormGradientFromSums(args, sums, parallel, scratch);
+    });
   }
 };
 
-template <class T>
-class BatchNormActGradOp : public BatchNormGradientBase<T> {
- public:
-  explicit BatchNormActGradOp(OpKernelConstruction* ctx)
-      : BatchNormGradientBase<T>(ctx) {
-    OP_REQUIRES_OK(ctx,
-                   ctx->GetAttr("side_input_gradient", &side_input_gradient_));
-  }
-
- private:
-  absl::Status Run(OpKernelContext* ctx) override {
-    tfo::BatchNormGradientArgs args{};
-    TF_RETURN_IF_ERROR(this->ReadInputs(ctx, &args));
-    TF_RETURN_IF_ERROR(
-        this->TensorOutputs(ctx, 3, side_input_gradient_, &args));
-    TF_RETURN_IF_ERROR(this->VectorOutputs(ctx, &args));
-    ScratchOwner scratch(ctx);
-    return Done(
-        tfo::BatchNormGradient(args, ParallelOf(ctx), scratch.scratch()));
-  }
-
-  bool side_input_gradient_;
-};
-
-TFO_REGISTER_BATCH_NORM("TfFusedOps>BatchNormAct", BatchNormActOp);
-TFO_REGISTER_BATCH_NORM("TfFusedOps>BatchNormActGrad", BatchNormActGradOp);
+TFO_REGISTER_BATCH_NORM_OPS(DEVICE_CPU, CpuEngine, Eigen::half, float);
+TFO_REGISTER_BATCH_NORM_OPS(DEVICE_CPU, CpuEngine, tensorflow::bfloat16, float);
+TFO_REGISTER_BATCH_NORM_OPS(DEVICE_CPU, CpuEngine, float, float);
+TFO_REGISTER_BATCH_NORM_OPS(DEVICE_CPU, CpuEngine, double, double);
 
 }  // namespace
 }  // namespace tf_fused_ops

@@ -19,10 +19,6 @@ inline TensorShape MaskShape(const Tensor& y) {
   return {y.NumElements() / 8 + (y.NumElements() % 8 != 0)};
 }
 
-inline absl::Status Done(bool done) {
-  return done ? absl::OkStatus() : OutOfScratch();
-}
-
 // The tensor x: its layout.
 template <class T>
 class BatchNormBase : public tensorflow::OpKernel {
@@ -248,18 +244,28 @@ class BatchNormGradientBase : public BatchNormActBase<T> {
   }
 };
 
-// Registers Kernel<T> for op `name`; U is the type of its vectors.
-#define TFO_REGISTER_BATCH_NORM_TYPE(name, Kernel, T, U)      \
-  REGISTER_KERNEL_BUILDER(Name(name)                          \
-                              .Device(tensorflow::DEVICE_CPU) \
-                              .TypeConstraint<T>("T")         \
-                              .TypeConstraint<U>("U"),        \
-                          Kernel<T>)
-#define TFO_REGISTER_BATCH_NORM(name, Kernel)                              \
-  TFO_REGISTER_BATCH_NORM_TYPE(name, Kernel, Eigen::half, float);          \
-  TFO_REGISTER_BATCH_NORM_TYPE(name, Kernel, tensorflow::bfloat16, float); \
-  TFO_REGISTER_BATCH_NORM_TYPE(name, Kernel, float, float);                \
-  TFO_REGISTER_BATCH_NORM_TYPE(name, Kernel, double, double)
+// Registers Kernel<T, Engine> for op `name`; U is the type of its vectors.
+#define TFO_REGISTER_BATCH_NORM(name, device, Kernel, Engine, T, U) \
+  REGISTER_KERNEL_BUILDER(Name(name)                                \
+                              .Device(tensorflow::device)           \
+                              .TypeConstraint<T>("T")               \
+                              .TypeConstraint<U>("U"),              \
+                          Kernel<T, Engine>)
+#define TFO_REGISTER_BATCH_NORM_OPS(device, Engine, T, U)                    \
+  TFO_REGISTER_BATCH_NORM("TfFusedOps>BatchNormAct", device, BatchNormActOp, \
+                          Engine, T, U);                                     \
+  TFO_REGISTER_BATCH_NORM("TfFusedOps>BatchNormActGrad", device,             \
+                          BatchNormActGradOp, Engine, T, U);                 \
+  TFO_REGISTER_BATCH_NORM("TfFusedOps>BatchNormApply", device,               \
+                          BatchNormApplyOp, Engine, T, U);                   \
+  TFO_REGISTER_BATCH_NORM("TfFusedOps>BatchNormGradSums", device,            \
+                          BatchNormGradSumsOp, Engine, T, U);                \
+  TFO_REGISTER_BATCH_NORM("TfFusedOps>BatchNormGradApply", device,           \
+                          BatchNormGradApplyOp, Engine, T, U);               \
+  REGISTER_KERNEL_BUILDER(Name("TfFusedOps>BatchNormMoments")                \
+                              .Device(tensorflow::device)                    \
+                              .TypeConstraint<T>("T"),                       \
+                          BatchNormMomentsOp<T, Engine>)
 
 }  // namespace tf_fused_ops
 

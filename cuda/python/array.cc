@@ -28,14 +28,22 @@ ElementType TypeOf(const char* name, std::uint8_t code, int bits) {
   if (code == kDLFloat && bits == 16) return ElementType::kFloat16;
   if (code == kDLBfloat && bits == 16) return ElementType::kBFloat16;
   if (code == kDLFloat && bits == 32) return ElementType::kFloat32;
+  if (code == kDLFloat && bits == 64) return ElementType::kFloat64;
   if (code == kDLUInt && bits == 8) return ElementType::kUInt8;
-  Refuse(name, "must be float16, bfloat16, float32 or uint8");
+  Refuse(name, "must be float16, bfloat16, float32, float64 or uint8");
 }
 
 int Bytes(ElementType type) {
-  return type == ElementType::kFloat32 ? 4
-         : type == ElementType::kUInt8 ? 1
-                                       : 2;
+  switch (type) {
+    case ElementType::kFloat64:
+      return 8;
+    case ElementType::kFloat32:
+      return 4;
+    case ElementType::kUInt8:
+      return 1;
+    default:
+      return 2;
+  }
 }
 
 // https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html

@@ -21,7 +21,7 @@ namespace py = pybind11;
 
 using Shape = std::vector<std::int64_t>;
 
-enum class ElementType { kFloat16, kBFloat16, kFloat32, kUInt8 };
+enum class ElementType { kFloat16, kBFloat16, kFloat32, kFloat64, kUInt8 };
 
 struct Array {
   void* data = nullptr;

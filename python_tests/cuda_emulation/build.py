@@ -14,7 +14,7 @@ KERNELS = ("device", "bias_act", "batch_norm")
 BINDINGS = ("array.cc", "cuda_bias_act.cc", "cuda_batch_norm.cc")
 FLAGS = (
     *("-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off"),
-    *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"),
+    *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized", "-Wno-attributes"),
 )
 
 
@@ -52,7 +52,9 @@ def load():
     if not library.exists():
         # Processes that compile at the same time replace each other's file by the same one.
         with tempfile.NamedTemporaryFile(dir=folder, suffix=suffix, delete=False) as file:
-            subprocess.run([*command, file.name], check=True, capture_output=True, text=True)
+            result = subprocess.run([*command, file.name], capture_output=True, text=True)
+        if result.returncode != 0:
+            raise RuntimeError(result.stderr)
         os.replace(file.name, library)
     spec = importlib.util.spec_from_file_location("_cuda_emulation", library)
     module = importlib.util.module_from_spec(spec)

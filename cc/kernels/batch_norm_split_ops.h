@@ -1,17 +1,19 @@
 // Batch normalization in the two phases between which replicas exchange their
-// statistics, forward and backward, on the CPU.
+// statistics, forward and backward; an Engine runs them on a device.
+#ifndef TFO_CC_KERNELS_BATCH_NORM_SPLIT_OPS_H_
+#define TFO_CC_KERNELS_BATCH_NORM_SPLIT_OPS_H_
+
 #include "cc/kernels/batch_norm_ops.h"
 
 namespace tf_fused_ops {
-namespace {
 
-double* Doubles(Tensor* tensor) { return tensor->flat<double>().data(); }
+inline double* Doubles(Tensor* tensor) { return tensor->flat<double>().data(); }
 
-const double* Doubles(const Tensor& tensor) {
+inline const double* Doubles(const Tensor& tensor) {
   return tensor.flat<double>().data();
 }
 
-template <class T>
+template <class T, class Engine>
 class BatchNormMomentsOp : public BatchNormBase<T> {
  public:
   using BatchNormBase<T>::BatchNormBase;
@@ -23,13 +25,11 @@ class BatchNormMomentsOp : public BatchNormBase<T> {
     TF_RETURN_IF_ERROR(this->ShapeOf(x, &shape));
     Tensor* moments = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, {3, shape.channels}, &moments));
-    ScratchOwner scratch(ctx);
-    return Done(tfo::BatchNormLocalMoments(
-        shape, x.data(), ParallelOf(ctx), scratch.scratch(), Doubles(moments)));
+    return Engine::LocalMoments(ctx, shape, x.data(), Doubles(moments));
   }
 };
 
-template <class T>
+template <class T, class Engine>
 class BatchNormApplyOp : public BatchNormForwardBase<T> {
  public:
   using BatchNormForwardBase<T>::BatchNormForwardBase;
@@ -44,14 +44,12 @@ class BatchNormApplyOp : public BatchNormForwardBase<T> {
       return Invalid("moments must have shape [num_replicas, 3, ", channels,
                      "], got ", moments.shape().DebugString());
     }
-    ScratchOwner scratch(ctx);
-    return Done(tfo::BatchNormForwardFromMoments(
-        args, moments.dim_size(0), Doubles(moments), ParallelOf(ctx),
-        scratch.scratch()));
+    return Engine::ForwardFromMoments(ctx, args, moments.dim_size(0),
+                                      Doubles(moments));
   }
 };
 
-template <class T>
+template <class T, class Engine>
 class BatchNormGradSumsOp : public BatchNormGradientBase<T> {
  public:
   using BatchNormGradientBase<T>::BatchNormGradientBase;
@@ -64,13 +62,11 @@ class BatchNormGradSumsOp : public BatchNormGradientBase<T> {
     TF_RETURN_IF_ERROR(
         ctx->allocate_output(0, {3, args.shape.channels}, &sums));
     TF_RETURN_IF_ERROR(this->VectorOutputs(ctx, &args));
-    ScratchOwner scratch(ctx);
-    return Done(tfo::BatchNormLocalSums(args, ParallelOf(ctx),
-                                        scratch.scratch(), Doubles(sums)));
+    return Engine::LocalSums(ctx, args, Doubles(sums));
   }
 };
 
-template <class T>
+template <class T, class Engine>
 class BatchNormGradApplyOp : public BatchNormGradientBase<T> {
  public:
   explicit BatchNormGradApplyOp(OpKernelConstruction* ctx)
@@ -88,28 +84,12 @@ class BatchNormGradApplyOp : public BatchNormGradientBase<T> {
                                   {3, args.shape.channels}));
     TF_RETURN_IF_ERROR(
         this->TensorOutputs(ctx, 1, side_input_gradient_, &args));
-    ScratchOwner scratch(ctx);
-    return Done(tfo::BatchNormGradientFromSums(
-        args, Doubles(sums), ParallelOf(ctx), scratch.scratch()));
+    return Engine::GradientFromSums(ctx, args, Doubles(sums));
   }
 
   bool side_input_gradient_;
 };
 
-TFO_REGISTER_BATCH_NORM("TfFusedOps>BatchNormApply", BatchNormApplyOp);
-TFO_REGISTER_BATCH_NORM("TfFusedOps>BatchNormGradSums", BatchNormGradSumsOp);
-TFO_REGISTER_BATCH_NORM("TfFusedOps>BatchNormGradApply", BatchNormGradApplyOp);
-
-#define TFO_REGISTER_MOMENTS(T)                               \
-  REGISTER_KERNEL_BUILDER(Name("TfFusedOps>BatchNormMoments") \
-                              .Device(tensorflow::DEVICE_CPU) \
-                              .TypeConstraint<T>("T"),        \
-                          BatchNormMomentsOp<T>)
-TFO_REGISTER_MOMENTS(Eigen::half);
-TFO_REGISTER_MOMENTS(tensorflow::bfloat16);
-TFO_REGISTER_MOMENTS(float);
-TFO_REGISTER_MOMENTS(double);
-#undef TFO_REGISTER_MOMENTS
-
-}  // namespace
 }  // namespace tf_fused_ops
+
+#endif  // TFO_CC_KERNELS_BATCH_NORM_SPLIT_OPS_H_
