@@ -14,30 +14,6 @@ if(NOT TFO_CUDA_CHOICE MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "TFO_CUDA must be AUTO, ON or OFF, not ${TFO_CUDA}")
 endif()
 
-set(TFO_HAS_CUDA OFF)
-set(TFO_CUDA_COMPILER "none")
-if(NOT TFO_CUDA_CHOICE STREQUAL "OFF")
-  include(CheckLanguage)
-  # A list of the project's own is made once the compiler is known; until then CMake is to take none of its own.
-  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 80-real)
-  endif()
-  check_language(CUDA)
-  if(CMAKE_CUDA_COMPILER)
-    enable_language(CUDA)
-    find_package(CUDAToolkit REQUIRED)
-    set(TFO_HAS_CUDA ON)
-    set(TFO_CUDA_COMPILER "${CMAKE_CUDA_COMPILER_ID} ${CMAKE_CUDA_COMPILER_VERSION}")
-  elseif(TFO_CUDA_CHOICE STREQUAL "ON")
-    message(FATAL_ERROR
-      "TFO_CUDA=ON needs a CUDA compiler and none was found. Install the CUDA toolkit 12 or 13 "
-      "(https://developer.nvidia.com/cuda-downloads) and put its bin folder on PATH, or name the compiler in "
-      "CUDACXX; TFO_CUDA=OFF builds without the GPU half.")
-  else()
-    message(STATUS "No CUDA compiler found: building without the GPU half (TFO_CUDA=ON says what is missing)")
-  endif()
-endif()
-
 # Machine code for every architecture from 80 on that the compiler knows among these, and PTX of the newest, which
 # drivers translate for later cards.
 function(tfo_default_cuda_archs out)
@@ -50,11 +26,37 @@ function(tfo_default_cuda_archs out)
   set(${out} ${archs} ${newest} PARENT_SCOPE)
 endfunction()
 
-function(tfo_add_cuda)
-  tfo_default_cuda_archs(default_archs)
-  set(TFO_CUDA_ARCHS "${default_archs}" CACHE STRING "CUDA architectures, as CMAKE_CUDA_ARCHITECTURES takes them")
-  message(STATUS "CUDA: ${TFO_CUDA_COMPILER}, architectures ${TFO_CUDA_ARCHS}")
+set(TFO_HAS_CUDA OFF)
+set(TFO_CUDA_COMPILER "none")
+set(TFO_BUILT_CUDA_ARCHS "none")
+if(NOT TFO_CUDA_CHOICE STREQUAL "OFF")
+  include(CheckLanguage)
+  # A list of the project's own is made once the compiler is known; until then CMake is to take none of its own.
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 80-real)
+  endif()
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    set(TFO_HAS_CUDA ON)
+    set(TFO_CUDA_COMPILER "${CMAKE_CUDA_COMPILER_ID} ${CMAKE_CUDA_COMPILER_VERSION}")
+    tfo_default_cuda_archs(TFO_DEFAULT_CUDA_ARCHS)
+    set(TFO_CUDA_ARCHS "${TFO_DEFAULT_CUDA_ARCHS}" CACHE STRING
+        "CUDA architectures, as CMAKE_CUDA_ARCHITECTURES takes them")
+    set(TFO_BUILT_CUDA_ARCHS "${TFO_CUDA_ARCHS}")
+    message(STATUS "CUDA: ${TFO_CUDA_COMPILER}, architectures ${TFO_CUDA_ARCHS}")
+  elseif(TFO_CUDA_CHOICE STREQUAL "ON")
+    message(FATAL_ERROR
+      "TFO_CUDA=ON needs a CUDA compiler and none was found. Install the CUDA toolkit 12 or 13 "
+      "(https://developer.nvidia.com/cuda-downloads) and put its bin folder on PATH, or name the compiler in "
+      "CUDACXX; TFO_CUDA=OFF builds without the GPU half.")
+  else()
+    message(STATUS "No CUDA compiler found: building without the GPU half (TFO_CUDA=ON says what is missing)")
+  endif()
+endif()
 
+function(tfo_add_cuda)
   file(GLOB kernel_sources CONFIGURE_DEPENDS cuda/*.cu cuda/*.cc)
   add_library(tfo_cuda OBJECT ${kernel_sources})
   target_include_directories(tfo_cuda PRIVATE ${PROJECT_SOURCE_DIR})

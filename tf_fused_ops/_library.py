@@ -167,8 +167,8 @@ def build_info():
     """Returns what the op library was built for.
 
     Returns:
-        A dict with package_version, tensorflow_version, cxx11_abi, compiler, cuda_compiler ("none"
-        without the GPU half), processor.
+        A dict with package_version, tensorflow_version, cxx11_abi, compiler, processor,
+        cuda_compiler and cuda_archs ("none" without the GPU half).
     """
     return dict(_info)
 

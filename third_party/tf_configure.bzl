@@ -67,6 +67,7 @@ def _tf_configure_impl(ctx):
         "@CMAKE_CXX_COMPILER_ID@ @CMAKE_CXX_COMPILER_VERSION@": _execute(ctx, ["sh", "-c", "${CC:-gcc} --version | head -n 1"]),
         "@CMAKE_SYSTEM_PROCESSOR@": facts["machine"],
         "@TFO_CUDA_COMPILER@": "none",
+        "@TFO_BUILT_CUDA_ARCHS@": "none",
     }.items():
         info = info.replace(key, value)
     ctx.file("_build_info.json", info)
