@@ -190,6 +190,14 @@ def test_grid_has_no_zero_before_the_rectifier_and_no_rounding():
     np.testing.assert_array_equal(single, z)
 
 
+@pytest.mark.parametrize("peer", ["stock", "ours"])
+@pytest.mark.parametrize("name", ["conv_tiny", "matmul_tiny", "batch_norm_tiny"])
+def test_programs_take_bfloat16(peer, name):
+    (case,) = table.select([name], "bfloat16").values()
+    y, *gradients = tensorflow_programs.Programs(peer).load(case, "step")[1]
+    assert len(gradients) == 3 and np.isfinite(y).all() and np.abs(y).max() > 0
+
+
 def test_disagreement_is_found(tmp_path):
     paths = [str(tmp_path / f"{i}.npy") for i in range(3)]
     values = np.random.default_rng(0).normal(size=100_000)

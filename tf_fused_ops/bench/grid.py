@@ -46,3 +46,11 @@ def inputs(case):
     if side is not None:
         values.append(_round(side, _VALUES))
     return [*values, _round(dy, _VALUES)]
+
+
+def dtypes(case):
+    """The dtype of each of the inputs: batch norm's vectors are float32 where x has 16 bits."""
+    count = len(inputs(case))
+    if isinstance(case, BatchNormCase) and case.dtype in ("float16", "bfloat16"):
+        return [case.dtype, "float32", "float32", *[case.dtype] * (count - 3)]
+    return [case.dtype] * count

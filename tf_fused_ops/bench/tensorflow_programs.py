@@ -66,7 +66,8 @@ class Programs:
         """
         if isinstance(case, ResNet50Case):
             return self._load_model(case, mode)
-        inputs = [tf.constant(value, case.dtype) for value in grid.inputs(case)]
+        values = zip(grid.inputs(case), grid.dtypes(case), strict=True)
+        inputs = [tf.constant(value, dtype) for value, dtype in values]
         forward = _forward(case)
         if mode == "forward":
             function, arguments = self.decorate(forward), inputs[:-1]

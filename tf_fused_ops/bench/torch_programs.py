@@ -65,8 +65,10 @@ class Programs:
         program = _program(case)
         layouts = [*program.inputs, program.output]
         *inputs, dy = (
-            layout.to_torch(torch.from_numpy(value).to(getattr(torch, case.dtype)))
-            for layout, value in zip(layouts, grid.inputs(case), strict=True)
+            layout.to_torch(torch.from_numpy(value).to(getattr(torch, dtype)))
+            for layout, value, dtype in zip(
+                layouts, grid.inputs(case), grid.dtypes(case), strict=True
+            )
         )
         forward = self.decorate(program.forward)
         if mode == "forward":
