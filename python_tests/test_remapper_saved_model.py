@@ -5,6 +5,7 @@ import collections
 import keras
 import numpy as np
 import pytest
+import replicas
 import tensorflow as tf
 from remapping import assert_same, plain, values
 from tensorflow.python.saved_model import loader_impl
@@ -310,6 +311,13 @@ FORWARD_OPS = {
         x, w[0, 0], b, transpose_b=True, side_input=side, approximate=True
     ),
     "norm": lambda x, w, b, side: tfo.batch_norm_act(x, b, b, b, b * b, side, momentum=0.7)[:3],
+    "norm_sync": lambda x, w, b, side: tfo.sync_batch_norm_act(
+        x, b, b, b, b * b, side, momentum=0.7, communicator=replicas.Alone()
+    )[:3],
+    "norm_sync_nchw": lambda x, w, b, side: tfo.sync_batch_norm_act(
+        tf.transpose(x, [0, 3, 1, 2]), b, b, b, b * b, tf.transpose(side, [0, 3, 1, 2]), "silu",
+        data_format="NCHW", communicator=replicas.Alone(),
+    ),
     "norm_inference": lambda x, w, b, side: tfo.batch_norm_act(
         tf.transpose(x, [0, 3, 1, 2]), b, b, b, b * b, None, "silu", training=False,
         data_format="NCHW",

@@ -106,10 +106,11 @@ def _batch_norm(op):
         outputs = reference.batch_norm_act(*op.inputs[:5], side_input, **attributes)
     else:
         outputs = _batch_norm_inference(op, side_input)
-    mask = tf.zeros([0], tf.uint8)
-    if op.get_attr("save_mask"):
-        mask = reference.pack_mask(outputs[0] > 0)
-    return [*outputs, mask]
+    return [*outputs, _mask(op, outputs[0])]
+
+
+def _mask(op, y):
+    return reference.pack_mask(y > 0) if op.get_attr("save_mask") else tf.zeros([0], tf.uint8)
 
 
 def _batch_norm_inference(op, side_input):
@@ -125,15 +126,31 @@ def _batch_norm_inference(op, side_input):
     return [y, mean, variance, mean, tf.math.rsqrt(variance + epsilon)]
 
 
-def _batch_norm_grad(op):
-    rest, side = op.inputs[6:], op.get_attr("num_side_inputs")
-    outputs = reference.batch_norm_act_grad(
-        *op.inputs[:6],
-        rest[0] if side else None,
-        rest[side] if op.get_attr("num_masks") else None,
-        **_attributes(op, ("training", "data_format", *_ACTIVATION)),
-    )
-    return _requested(op, outputs)
+def _batch_norm_apply(op):
+    side_input = op.inputs[6] if op.get_attr("num_side_inputs") else None
+    attributes = _attributes(op, ("epsilon", "momentum", "unbiased", "data_format", *_ACTIVATION))
+    outputs = reference.batch_norm_apply(*op.inputs[:6], side_input, **attributes)
+    return [*outputs, _mask(op, outputs[0])]
+
+
+def _batch_norm_moments(op):
+    return [reference.batch_norm_moments(op.inputs[0], **_attributes(op, ["data_format"]))]
+
+
+def _batch_norm_grad(function, num_operands, names=("data_format",)):
+    """Returns what stands for a gradient op with side input and mask."""
+
+    def stock(op):
+        rest, side = op.inputs[num_operands:], op.get_attr("num_side_inputs")
+        outputs = function(
+            *op.inputs[:num_operands],
+            rest[0] if side else None,
+            rest[side] if op.get_attr("num_masks") else None,
+            **_attributes(op, (*names, *_ACTIVATION)),
+        )
+        return _requested(op, outputs)
+
+    return stock
 
 
 _STOCK = {
@@ -142,5 +159,11 @@ _STOCK = {
     "TfFusedOps>MatMulBiasAct": _contraction(reference.matmul_bias_act, _MATMUL),
     "TfFusedOps>MatMulBiasActGrad": _contraction_grad(reference.matmul_bias_act_grad, _MATMUL),
     "TfFusedOps>BatchNormAct": _batch_norm,
-    "TfFusedOps>BatchNormActGrad": _batch_norm_grad,
+    "TfFusedOps>BatchNormActGrad": _batch_norm_grad(
+        reference.batch_norm_act_grad, 6, ("training", "data_format")
+    ),
+    "TfFusedOps>BatchNormMoments": _batch_norm_moments,
+    "TfFusedOps>BatchNormApply": _batch_norm_apply,
+    "TfFusedOps>BatchNormGradSums": _batch_norm_grad(reference.batch_norm_grad_sums, 6),
+    "TfFusedOps>BatchNormGradApply": _batch_norm_grad(reference.batch_norm_grad_apply, 7),
 }
