@@ -36,12 +36,12 @@ class DeviceArray:
 
 
 class Emulated:
-    """The processor."""
+    """The processor. `libraries` stand in for NVIDIA's, as ctypes sees them."""
 
     name, stream = "emulated", 0
 
-    def __init__(self, module):
-        self.module = module
+    def __init__(self, module, libraries):
+        self.module, self.libraries = module, libraries
 
     def put(self, array, misaligned=False):
         """A copy of `array`; one element past a multiple of 16 bytes where `misaligned`."""
@@ -51,11 +51,11 @@ class Emulated:
         return result
 
     def poisoned(self, shape, dtype, misaligned=False):
-        """An array of NaN."""
+        """An array of NaN, aligned as GPUs' allocators do."""
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        memory = np.full(nbytes + 32, 255, np.uint8)
-        start = -memory.ctypes.data % 16 + (dtype.itemsize if misaligned else 0)
+        memory = np.full(nbytes + 272, 255, np.uint8)
+        start = -memory.ctypes.data % 256 + (dtype.itemsize if misaligned else 0)
         owner = memory[start : start + nbytes]
         return DeviceArray(owner, owner.ctypes.data, shape, dtype)
 
@@ -100,7 +100,7 @@ def _emulated():
     sys.path.insert(0, str(Path(__file__).parent / "cuda_emulation"))
     import build
 
-    return Emulated(build.load())
+    return Emulated(*build.load())
 
 
 def why_no_gpu():

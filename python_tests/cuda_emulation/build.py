@@ -1,62 +1,94 @@
-"""Compiles the GPU half against the stand-in headers of this folder, for the processor."""
+"""Compiles the GPU half against the stand-in headers of this folder, for the processor, and the
+stand-ins for NVIDIA's libraries (libraries/)."""
 
+import ctypes
+import fcntl
 import hashlib
 import importlib.util
 import os
 import subprocess
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-KERNELS = ("device", "bias_act", "batch_norm")
-BINDINGS = ("array.cc", "cuda_bias_act.cc", "cuda_batch_norm.cc")
 FLAGS = (
-    *("-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off"),
+    *("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"),
     *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized", "-Wno-attributes"),
+    # Libraries are looked for beside the module, and some of the tests' batches are too large.
+    *("-Ddlopen=emulated_dlopen", "-DTFO_CUDNN_MAX_ELEMENTS=5000"),
 )
+LIBRARIES = {"cublaslt": "libcublasLt.so.12", "cudnn": "libcudnn.so.9"}
+MODULE = f"_cuda_emulation{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 def _sources():
-    kernels = sorted(p for name in KERNELS for p in (ROOT / "cuda").glob(f"{name}*.cu"))
-    bindings = [ROOT / "cuda" / "python" / name for name in BINDINGS]
-    return kernels, [*bindings, *HERE.glob("*.cc")]
+    """The module's sources: all of the GPU half but its module and TensorFlow's kernels."""
+    folders = [ROOT / "cuda", ROOT / "cuda" / "python", HERE]
+    found = [path for folder in folders for path in folder.glob("*.c[cu]")]
+    return sorted(path for path in found if path.name != "cuda_module.cc")
 
 
-def _digest(command):
-    digest = hashlib.sha256(repr(command).encode())
-    for pattern in ("cuda/**/*.h", "cuda/**/*.cu", "cuda/python/*.cc", "cc/core/*.h"):
-        for path in sorted(ROOT.glob(pattern)):
-            digest.update(path.read_bytes())
-    for path in sorted(HERE.iterdir()):
-        if path.is_file():
-            digest.update(path.read_bytes())
+def _compiler():
+    import pybind11
+
+    includes = (HERE, ROOT, pybind11.get_include(), sysconfig.get_path("include"))
+    return [os.environ.get("CXX", "g++"), *FLAGS, *(f"-I{path}" for path in includes)]
+
+
+def _digest():
+    digest = hashlib.sha256(repr(_compiler()).encode())
+    files = [path for path in HERE.rglob("*") if path.suffix in (".h", ".cc", ".py")]
+    for pattern in ("cuda/*.*", "cuda/python/*.*", "cc/core/*.h", "cc/python/*.h"):
+        files += ROOT.glob(pattern)
+    for path in sorted(files):
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def load():
-    """Compiles, unless this very source has been compiled before, and returns the module."""
-    import pybind11
+def _run(*command):
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if result.returncode != 0:
+        raise RuntimeError(result.stderr)
 
-    kernels, others = _sources()
-    command = [
-        *(os.environ.get("CXX", "g++"), *FLAGS, f"-I{HERE}", f"-I{ROOT}"),
-        *(f"-I{pybind11.get_include()}", f"-I{sysconfig.get_path('include')}"),
-        *("-x", "c++", *map(str, kernels), *map(str, others), "-o"),
-    ]
-    folder = ROOT / "build" / "cuda_emulation"
-    folder.mkdir(parents=True, exist_ok=True)
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    library = folder / f"{_digest(command)}{suffix}"
-    if not library.exists():
-        # Processes that compile at the same time replace each other's file by the same one.
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=suffix, delete=False) as file:
-            result = subprocess.run([*command, file.name], capture_output=True, text=True)
-        if result.returncode != 0:
-            raise RuntimeError(result.stderr)
-        os.replace(file.name, library)
-    spec = importlib.util.spec_from_file_location("_cuda_emulation", library)
+
+def _make(folder):
+    def compile_one(source):
+        made = folder / f"{source.parent.name}_{source.name}.o"
+        _run(*_compiler(), "-x", "c++", "-c", source, "-o", made)
+        return made
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compile_one, _sources()))
+    _run(_compiler()[0], "-shared", *objects, "-ldl", "-o", folder / MODULE)
+    for path in objects:
+        path.unlink()
+    for name, soname in LIBRARIES.items():
+        source = HERE / "libraries" / f"{name}.cc"
+        _run(*_compiler(), "-shared", f"-Wl,-soname,{soname}", source, "-o", folder / soname)
+
+
+def load():
+    """Compiles, unless these very sources have been compiled before, and loads.
+
+    Returns:
+        The module, and the stand-ins for the libraries by name, as ctypes sees them.
+    """
+    parent = ROOT / "build" / "cuda_emulation"
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = parent / _digest()
+    with open(parent / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            made = Path(tempfile.mkdtemp(dir=parent))
+            _make(made)
+            made.rename(folder)
+    spec = importlib.util.spec_from_file_location("_cuda_emulation", folder / MODULE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    libraries = {name: ctypes.CDLL(str(folder / soname)) for name, soname in LIBRARIES.items()}
+    for library in libraries.values():
+        library.emulation_record.restype = ctypes.c_char_p
+    return module, libraries

@@ -29,6 +29,10 @@ struct dim3 {
       : x(x), y(y), z(z) {}
 };
 
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
@@ -124,6 +128,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute,
                                    int ordinal);
 cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t);
 cudaError_t cudaFreeAsync(void* memory, cudaStream_t);
+cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes,
+                            cudaStream_t);
 
 inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
   return cudaSuccess;

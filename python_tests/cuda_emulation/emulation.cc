@@ -287,3 +287,9 @@ cudaError_t cudaFreeAsync(void* memory, cudaStream_t) {
   std::free(memory);
   return cudaSuccess;
 }
+
+cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes,
+                            cudaStream_t) {
+  std::memset(memory, value, bytes);
+  return cudaSuccess;
+}

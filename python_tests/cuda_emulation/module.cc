@@ -6,6 +6,7 @@
 PYBIND11_MODULE(_cuda_emulation, module) {
   using cuda_emulation::device;
   tfo::cuda::python::BindBiasAct(module);
+  tfo::cuda::python::BindConv(module);
   tfo::cuda::python::BindBatchNorm(module);
   module.def(
       "set_device",
