@@ -17,6 +17,7 @@ from tf_fused_ops.remapper import custom_gradients, hiding, log, rules, search, 
 from tf_fused_ops.remapper.candidate import Candidate
 from tf_fused_ops.remapper.graph import GraphView
 from tf_fused_ops.remapper.report import Fusion, Refusal, Report
+from tf_fused_ops.remapper.rule import Rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,13 +26,24 @@ class RemapOptions:
 
     Attributes:
         disable: Names of rules that are switched off; shell wildcards are allowed ("conv2d_*").
+        rules: Rules of one's own, instances of `Rule`, that are tried beside those of the table.
+
+    Raises:
+        TypeError: One of `rules` is not a `Rule`.
     """
 
     disable: tuple[str, ...] = ()
+    rules: tuple[Rule, ...] = ()
 
     def __post_init__(self):
         # Part of the key under which traces are kept, so a list will not do.
         object.__setattr__(self, "disable", tuple(self.disable))
+        object.__setattr__(self, "rules", tuple(self.rules))
+        for rule in self.rules:
+            if not isinstance(rule, Rule):
+                raise TypeError(
+                    f"rules must be instances of tf_fused_ops.remapper.Rule; got {rule}"
+                )
 
     def allows(self, name):
         """Returns whether a rule is switched on."""
@@ -71,12 +83,13 @@ class _Rewriter:
         self.report = Report(name)
         self._options = options
         self._identify_gradient = identify_gradient
+        self._anchors = rules.by_anchor(options.rules).keys()
         self._groups = {}
         self._refused = {}
 
     def run(self):
         """Sweeps until nothing changes."""
-        if not any(op.type in rules.BY_ANCHOR for op in self.graph.get_operations()):
+        if not any(op.type in self._anchors for op in self.graph.get_operations()):
             return
         self.view = GraphView(self.graph, self.outputs, self._identify_gradient)
         with outside(self.graph):
@@ -88,7 +101,7 @@ class _Rewriter:
 
     def _sweep(self):
         """Tries every anchor once; returns whether anything was replaced."""
-        anchors = [op for op_type in rules.BY_ANCHOR for op in self.view.ops(op_type)]
+        anchors = [op for op_type in self._anchors for op in self.view.ops(op_type)]
         before = len(self.report.fused)
         for anchor in sorted(anchors, key=self.view.position.get, reverse=True):
             if self.view.is_live(anchor):

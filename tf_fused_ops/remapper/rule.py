@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from tf_fused_ops.remapper import shapes
+from tf_fused_ops.remapper import shapes, spellings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +68,9 @@ class Rule(abc.ABC):
     scalable = False
     fused_ops: tuple
 
-    def __init__(self, activation, spelling, core=None):
+    def __init__(self, activation=spellings.NONE, spelling=None, core=None):
         self.activation = activation
-        self.spelling = spelling
+        self.spelling = spelling or activation.spellings[0]
         self.core = core or self
         self.captured = type(self).captured | activation.captured
         self.name = f"{self.family}_{activation.name}" if activation.label else self.family
@@ -130,13 +130,17 @@ class Rule(abc.ABC):
     def fuse(self, match, training):
         """Emits the fused forward op; `training` says that a gradient op follows."""
 
-    @abc.abstractmethod
     def fuse_gradient(self, match, fused, dy, wanted):
-        """Emits the fused gradient op and returns {operand: gradient} for the wanted operands."""
+        """Emits the fused gradient op and returns {operand: gradient} for the wanted operands.
 
-    @abc.abstractmethod
+        The gradient that is registered for what `fuse` emitted, unless a rule knows a better one.
+        """
+        sources = [match.operands[name] for name in wanted]
+        return dict(zip(wanted, tf.gradients(fused.outputs["y"], sources, dy), strict=True))
+
     def describe(self, match):
         """Returns (what is fused, which nodes) as grappler's remapper words it."""
+        return self.name, f"{self.anchor}={match.node(self.anchor).name}"
 
 
 class AddSideInput:

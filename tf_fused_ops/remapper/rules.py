@@ -6,6 +6,7 @@ autodiff makes of forward and backward, are traced from `stock`.
 """
 
 import collections
+import functools
 
 from tf_fused_ops.remapper import batch_norm, contraction, moments, spellings
 
@@ -42,13 +43,13 @@ def _table():
                     )
 
 
-def _by_anchor():
-    """Returns {anchor: {core: rules}}."""
+RULES = tuple(_table())
+
+
+@functools.lru_cache(maxsize=16)
+def by_anchor(own=()):
+    """Returns {anchor: {core: rules}} of the table and of further rules."""
     table = collections.defaultdict(lambda: collections.defaultdict(list))
-    for rule in RULES:
+    for rule in (*own, *RULES):
         table[rule.anchor][rule.core].append(rule)
     return {anchor: dict(groups) for anchor, groups in table.items()}
-
-
-RULES = tuple(_table())
-BY_ANCHOR = _by_anchor()

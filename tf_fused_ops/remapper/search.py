@@ -39,7 +39,7 @@ def usable_rules(view, op_type, dtype, options):
             for rule in group
             if options.allows(rule.name) and view.has(spellings.op_types(rule.spelling, dtype))
         ]
-        for core, group in rules.BY_ANCHOR[op_type].items()
+        for core, group in rules.by_anchor(options.rules)[op_type].items()
     }
     return {core: group for core, group in groups.items() if group}
 
