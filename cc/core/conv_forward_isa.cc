@@ -7,8 +7,7 @@ template <class T>
 bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
              const Scratch& scratch) {
   const ConvShape s = Flatten(args.shape);
-  TapList taps{
-      scratch.Allocate<Tap>(s.kernel_h * s.kernel_w + 1), 0, 0, 0, 0, 0};
+  TapList taps{scratch.Allocate<Tap>(s.kernel_h * s.kernel_w)};
   if (taps.taps == nullptr) return false;
   ForwardTaps(s, &taps);
   return Correlate<T>(

@@ -3,13 +3,112 @@
 namespace tfo::TFO_ISA {
 namespace {
 
+// What the two ways of computing an input gradient have in common.
 template <class T>
-bool InputGradient(const ConvGradientArgs& args, const ConvShape& s,
-                   const Source<T>& dz, const AddressMap& dz_map,
-                   const AddressMap& x_map, TapList taps,
-                   const Parallel& parallel, const Scratch& scratch) {
-  const FilterMap map = FilterMapOf(s);
-  const FilterMap transposed{map.column, map.row, map.matrix};
+struct InputGradientOperands {
+  Source<T> dz;
+  AddressMap dz_map, x_map;
+  const T* filters;
+  FilterMap filter_map;
+  T* dx;
+};
+
+// The displacements in dz that `block` neighbouring pixels of x meet, along one
+// axis and without dilation.
+TFO_INLINE Range BlockTaps(std::int64_t block, std::int64_t kernel,
+                           std::int64_t stride, std::int64_t pad) {
+  const std::int64_t reach = kernel - 1 - pad;
+  return {reach > 0 ? -(reach / stride) : CeilDiv(-reach, stride),
+          (block - 1 + pad) / stride + 1};
+}
+
+template <class A>
+TFO_INLINE std::int64_t NumVectors(std::int64_t columns) {
+  return CeilDiv(columns, kLanes<A>);
+}
+
+// The pixels of x that are best computed together: 1 x 1 unless the columns of
+// few channels fill vectors better side by side, taps that some of the pixels
+// lack included.
+template <class A>
+PixelBlock ChooseBlock(const ConvShape& s) {
+  PixelBlock best{};
+  best.h = best.w = 1;
+  if (s.in_c == 0 || s.dilation_h != 1 || s.dilation_w != 1) return best;
+  double least = static_cast<double>(s.kernel_h * s.kernel_w) /
+                 static_cast<double>(s.stride_h * s.stride_w) *
+                 static_cast<double>(NumVectors<A>(s.in_c));
+  for (std::int64_t h = s.stride_h; h * s.in_c <= kTileColumns<A>;
+       h += s.stride_h) {
+    for (std::int64_t w = s.stride_w; h * w * s.in_c <= kTileColumns<A>;
+         w += s.stride_w) {
+      const Range rows = BlockTaps(h, s.kernel_h, s.stride_h, s.pad_top);
+      const Range columns = BlockTaps(w, s.kernel_w, s.stride_w, s.pad_left);
+      const double cost = static_cast<double>((rows.end - rows.begin) *
+                                              (columns.end - columns.begin) *
+                                              NumVectors<A>(h * w * s.in_c)) /
+                          static_cast<double>(h * w);
+      if (cost < least) {
+        least = cost;
+        best.h = h;
+        best.w = w;
+      }
+    }
+  }
+  return best;
+}
+
+template <class T>
+bool InputGradientInBlocks(const InputGradientOperands<T>& g,
+                           const ConvShape& s, PixelBlock block,
+                           const Parallel& parallel, const Scratch& scratch) {
+  const Range rows = BlockTaps(block.h, s.kernel_h, s.stride_h, s.pad_top);
+  const Range columns = BlockTaps(block.w, s.kernel_w, s.stride_w, s.pad_left);
+  const std::int64_t count =
+      (rows.end - rows.begin) * (columns.end - columns.begin);
+  TapList taps{scratch.Allocate<Tap>(count)};
+  auto* filters = scratch.Allocate<std::int64_t>(count * block.Pixels());
+  if (taps.taps == nullptr || filters == nullptr) return false;
+  std::int64_t* filter = filters;
+  for (std::int64_t h = rows.begin; h < rows.end; ++h) {
+    for (std::int64_t w = columns.begin; w < columns.end; ++w) {
+      taps.Add({h, w, 0});
+      for (std::int64_t p = 0; p < block.Pixels(); ++p) {
+        const std::int64_t r = p / block.w + s.pad_top - h * s.stride_h;
+        const std::int64_t c = p % block.w + s.pad_left - w * s.stride_w;
+        const bool inside =
+            r >= 0 && r < s.kernel_h && c >= 0 && c < s.kernel_w;
+        *filter++ = inside ? r * s.kernel_w + c : -1;
+      }
+    }
+  }
+  block.channels = s.in_c;
+  block.height = s.in_h;
+  block.width = s.in_w;
+  block.map = g.x_map;
+  block.filters = filters;
+  return Correlate<T>(
+      {{g.dz, g.dz_map, s.batch, s.out_h, s.out_w, s.out_c, taps,
+        block.h / s.stride_h, block.w / s.stride_w, CeilDiv(s.in_h, block.h),
+        CeilDiv(s.in_w, block.w)},
+       block.Pixels() * s.in_c,
+       g.filters,
+       g.filter_map,
+       {g.dx,
+        nullptr,
+        nullptr,
+        nullptr,
+        Activation::kNone,
+        0,
+        {g.x_map.batch, g.x_map.h * block.h, g.x_map.w * block.w, g.x_map.c}},
+       &block},
+      parallel, scratch);
+}
+
+template <class T>
+bool InputGradientInPhases(const InputGradientOperands<T>& g,
+                           const ConvShape& s, TapList taps,
+                           const Parallel& parallel, const Scratch& scratch) {
   // A strided convolution falls into stride_h * stride_w dense ones, each for
   // every stride-th pixel of x.
   for (std::int64_t phase_h = 0; phase_h < Min(s.stride_h, s.in_h); ++phase_h) {
@@ -18,21 +117,19 @@ bool InputGradient(const ConvGradientArgs& args, const ConvShape& s,
       const std::int64_t grid_h = CeilDiv(s.in_h - phase_h, s.stride_h);
       const std::int64_t grid_w = CeilDiv(s.in_w - phase_w, s.stride_w);
       InputGradientTaps(s, phase_h, phase_w, grid_h, grid_w, &taps);
-      T* dx = static_cast<T*>(args.input_gradient) +
-              x_map.Offset(0, phase_h, phase_w);
-      if (!Correlate<T>({{dz, dz_map, s.batch, s.out_h, s.out_w, s.out_c, taps,
-                          1, 1, grid_h, grid_w},
+      if (!Correlate<T>({{g.dz, g.dz_map, s.batch, s.out_h, s.out_w, s.out_c,
+                          taps, 1, 1, grid_h, grid_w},
                          s.in_c,
-                         static_cast<const T*>(args.filters),
-                         transposed,
-                         {dx,
+                         g.filters,
+                         g.filter_map,
+                         {g.dx + g.x_map.Offset(0, phase_h, phase_w),
                           nullptr,
                           nullptr,
                           nullptr,
                           Activation::kNone,
                           0,
-                          {x_map.batch, x_map.h * s.stride_h,
-                           x_map.w * s.stride_w, x_map.c}}},
+                          {g.x_map.batch, g.x_map.h * s.stride_h,
+                           g.x_map.w * s.stride_w, g.x_map.c}}},
                         parallel, scratch)) {
         return false;
       }
@@ -54,7 +151,7 @@ bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
                          ? nullptr
                          : static_cast<const T*>(args.saved),
                      args.activation, static_cast<Accumulator<T>>(args.alpha)};
-  TapList taps{scratch.Allocate<Tap>(s.kernel_h * s.kernel_w), 0, 0, 0, 0, 0};
+  TapList taps{scratch.Allocate<Tap>(s.kernel_h * s.kernel_w)};
   if (taps.taps == nullptr) return false;
   if (args.filters_gradient != nullptr || args.bias_gradient != nullptr ||
       args.side_input_gradient != nullptr) {
@@ -68,8 +165,18 @@ bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
       return false;
     }
   }
-  return args.input_gradient == nullptr ||
-         InputGradient<T>(args, s, dz, dz_map, x_map, taps, parallel, scratch);
+  if (args.input_gradient == nullptr) return true;
+  const FilterMap map = FilterMapOf(s);
+  const InputGradientOperands<T> g{dz,
+                                   dz_map,
+                                   x_map,
+                                   static_cast<const T*>(args.filters),
+                                   {map.column, map.row, map.matrix},
+                                   static_cast<T*>(args.input_gradient)};
+  const PixelBlock block = ChooseBlock<Accumulator<T>>(s);
+  return block.Pixels() > 1
+             ? InputGradientInBlocks<T>(g, s, block, parallel, scratch)
+             : InputGradientInPhases<T>(g, s, taps, parallel, scratch);
 }
 
 }  // namespace

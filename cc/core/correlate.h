@@ -6,25 +6,11 @@
 #include "cc/core/epilogue.h"
 #include "cc/core/lookahead.h"
 #include "cc/core/pack.h"
+#include "cc/core/pixel_block.h"
 #include "cc/core/scratch.h"
 
 namespace tfo::TFO_ISA {
 namespace {
-
-TFO_INLINE std::int64_t Min(std::int64_t a, std::int64_t b) {
-  return a < b ? a : b;
-}
-TFO_INLINE std::int64_t Max(std::int64_t a, std::int64_t b) {
-  return a > b ? a : b;
-}
-TFO_INLINE std::int64_t CeilDiv(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
-// The part of `total` that falls to each of the fewest equal parts of at most
-// `most`.
-TFO_INLINE std::int64_t EvenPart(std::int64_t total, std::int64_t most) {
-  return total == 0 ? 1 : CeilDiv(total, CeilDiv(total, most));
-}
 
 // What is gathered for one task at a time; it shares the second-level cache
 // with a panel of filters.
@@ -35,6 +21,8 @@ constexpr std::int64_t kPanelsBytes = 256 << 10;
 // Fewer multiply-adds than this are not worth a task of their own.
 constexpr std::int64_t kTaskWork = 1 << 20;
 constexpr std::int64_t kWantedTasks = 32;
+// Filters that meet no more pixels than this are not worth packing.
+constexpr std::int64_t kUnpackedPixels = 4 * kTileRows;
 // A task gathers its band anew, so it should have this many panels to use it
 // for.
 constexpr std::int64_t kPanelsPerTask = 8;
@@ -89,6 +77,20 @@ struct Correlation {
   const T* filters;
   FilterMap filter_map;
   Epilogue<T> epilogue;
+  const PixelBlock* block = nullptr;  // null: a grid pixel is one of the output
+
+  // Whether filters are used too few times to be worth packing, and can be read
+  // as they are: the engine's type, whole vectors, rows of all taps in order.
+  TFO_INLINE bool ReadFiltersDirectly() const {
+    if (kIs16Bit<T> || block != nullptr || filter_map.column != 1 ||
+        out_channels % kLanes<Accumulator<T>> != 0 ||
+        x.batch * x.grid_h * x.grid_w > kUnpackedPixels ||
+        filter_map.matrix != x.channels * filter_map.row)
+      return false;
+    for (std::int64_t t = 0; t < x.taps.count; ++t)
+      if (x.taps.taps[t].filter != t) return false;
+    return true;
+  }
 };
 
 template <class T>
@@ -158,7 +160,8 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
   epilogue.stream = epilogue.ShouldStream(grid * c.out_channels);
 
   Segment* segments = scratch.Allocate<Segment>(x.taps.count + 1);
-  A* packed = scratch.Allocate<A>(panels * depth * kColumns);
+  const bool unpacked = c.ReadFiltersDirectly();
+  A* packed = scratch.Allocate<A>(unpacked ? 0 : panels * depth * kColumns);
   const std::int64_t band_size =
       direct ? 0 : bands.source_rows * bands.source_columns * pitch + kLanes<A>;
   A* gathered =
@@ -166,10 +169,25 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
   if (segments == nullptr || packed == nullptr ||
       (!direct && gathered == nullptr))
     return false;
-  PackFilters(c.filters, c.filter_map, x.taps, x.channels, c.out_channels,
-              packed, parallel);
-  const std::int64_t num_segments =
-      BuildSegments(x.taps, x.channels, pitch, row_pitch, segments);
+  // The rows of filters as the tile reads them.
+  const A* b = packed;
+  std::int64_t b_stride = kColumns, panel_stride = depth * kColumns;
+  if (unpacked) {
+    // Reading directly means that T is A.
+    b = reinterpret_cast<const A*>(c.filters);
+    b_stride = c.filter_map.row;
+    panel_stride = kColumns;
+  } else if (c.block != nullptr) {
+    PackBlockFilters(c.filters, c.filter_map, x.taps, x.channels, *c.block,
+                     packed);
+  } else {
+    PackFilters(c.filters, c.filter_map, x.taps, x.channels, c.out_channels,
+                packed, parallel);
+  }
+  const std::int64_t segments_per_row =
+      BuildSegments(x.taps, x.channels, pitch, row_pitch, segments) /
+      Max(x.taps.rows, 1);
+  const std::int64_t depth_per_row = x.taps.PerRow() * x.channels;
 
   auto task = [&](std::int64_t index, int worker) {
     const std::int64_t group = index % panel_groups;
@@ -199,16 +217,21 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
     const std::int64_t tiles = rows * CeilDiv(columns, tile_rows) *
                                (last_panel - group * panels_per_task);
     Lookahead<T> lookahead = x.After(bands, n, h, w, tiles);
-    alignas(64) A tile[kTileRows * kColumns];
+    alignas(64) A tile[(kTileRows + 1) * kColumns];
     PrefetchList prefetch;
     TileOperands<A> operands{
-        nullptr,  x.stride_w * pitch, 1,    segments, num_segments,
-        nullptr,  kColumns,           tile, kColumns, false,
-        &prefetch};
+        nullptr, x.stride_w * pitch, 1,     nullptr,  0, nullptr, b_stride,
+        tile,    kColumns,           false, &prefetch};
     for (std::int64_t first = group * panels_per_task; first < last_panel;
          first += panels_together) {
       const std::int64_t last = Min(first + panels_together, last_panel);
       for (std::int64_t i = 0; i < rows; ++i) {
+        // Rows of taps beyond the image add nothing.
+        const Range tap_rows =
+            Inside(h + i * x.stride_h, x.taps.RowStep(), x.taps.rows, x.height);
+        operands.segments = segments + tap_rows.begin * segments_per_row;
+        operands.num_segments =
+            (tap_rows.end - tap_rows.begin) * segments_per_row;
         for (std::int64_t j = 0; j < columns; j += tile_rows) {
           const int num_rows = static_cast<int>(Min(columns - j, tile_rows));
           const std::int64_t at = epilogue.map.Offset(n, i0 + i, j0 + j);
@@ -218,12 +241,23 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
             const std::int64_t channel = panel * kColumns;
             const int num_columns =
                 static_cast<int>(Min(c.out_channels - channel, kColumns));
-            operands.b = packed + panel * depth * kColumns;
+            operands.b = b + panel * panel_stride +
+                         tap_rows.begin * depth_per_row * b_stride;
             prefetch.Clear();
             epilogue.Prefetch(at, channel, num_rows, num_columns, &prefetch);
             lookahead.Advance(&prefetch);
-            SelectTile<A, true>(num_rows, num_columns)(operands);
-            WriteTile(epilogue, at, channel, tile, num_rows, num_columns);
+            TileOperands<A> finished = operands;
+            const bool in_tile =
+                c.block == nullptr &&
+                epilogue.LeaveToTile(at, channel, num_columns, &finished);
+            SelectTile<A, true>(num_rows, num_columns)(finished);
+            if (in_tile) continue;
+            if (c.block == nullptr) {
+              WriteTile(epilogue, at, channel, tile, num_rows, num_columns);
+            } else {
+              WriteBlocks(epilogue, at, *c.block, i0 + i, j0 + j, tile,
+                          num_rows);
+            }
           }
         }
       }

@@ -5,7 +5,6 @@
 
 #include "cc/core/address_map.h"
 #include "cc/core/micro_kernel.h"
-#include "cc/core/streaming.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -33,18 +32,34 @@ struct Epilogue {
            map.c == 1 && map.w % kLine == 0 && address % 64 == 0;
   }
 
+  // Lets the tile write its own sums to y, if no more than bias and relu is to
+  // be done and `columns` are whole vectors: a pass through memory less.
+  TFO_INLINE bool LeaveToTile(std::int64_t at, std::int64_t channel,
+                              int columns,
+                              TileOperands<Accumulator<T>>* tile) const {
+    if constexpr (!kIs16Bit<T>) {
+      if (map.c == 1 && columns % kLanes<T> == 0 && side_input == nullptr &&
+          pre_activation == nullptr &&
+          (activation == Activation::kNone ||
+           activation == Activation::kRelu)) {
+        tile->c = y + at + channel;
+        tile->c_stride = map.w;
+        tile->bias = bias == nullptr ? nullptr : bias + channel;
+        tile->relu = activation == Activation::kRelu;
+        tile->stream = stream;
+        return true;
+      }
+    }
+    return false;
+  }
+
   // Adds the memory that a tile will be written to.
   TFO_INLINE void Prefetch(std::int64_t at, std::int64_t channel, int rows,
                            int columns, PrefetchList* list) const {
     if (map.c != 1 || stream) return;
-    for (int i = 0; i < rows; ++i) {
-      const char* row =
-          reinterpret_cast<const char*>(y + at + i * map.w + channel);
-      for (int byte = 0; byte < columns * static_cast<int>(sizeof(T));
-           byte += 64) {
-        list->Add(row + byte);
-      }
-    }
+    constexpr int kLine = 64 / sizeof(T);
+    for (int k = 0; k < columns; k += kLine)
+      list->Add(y + at + channel + k, rows, map.w * sizeof(T));
   }
 };
 

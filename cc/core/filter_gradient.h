@@ -181,6 +181,7 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
   const std::int64_t num_runs =
       products ? BuildSegments(g.x.taps, p.block, p.pitch, p.row_pitch, runs)
                : 0;
+  const std::int64_t runs_per_row = num_runs / Max(g.x.taps.rows, 1);
   // The rows of a band under the first tap: whole ones, then those of the last
   // band across.
   for (std::int64_t i = 0; i < bands.rows; ++i) {
@@ -252,6 +253,16 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
             const bool whole = p.block == s.in_c;
             const std::int64_t length = whole ? runs[run].length : channels;
             const std::int64_t tile_rows = EvenPart(length, kTileRows);
+            // Pixels whose tap lies beyond the image add nothing.
+            const Range inside =
+                Inside(h + run / runs_per_row * g.x.taps.RowStep(), s.stride_h,
+                       height, s.in_h);
+            const Segment* const inside_lines =
+                (width == bands.columns ? lines : lines + bands.rows) +
+                inside.begin;
+            const A* const dz = dz_band +
+                                (panel - first_panel) * dz_panel_size +
+                                inside.begin * width * kColumns;
             for (std::int64_t i = 0; i < length; i += tile_rows) {
               const int num_rows = static_cast<int>(Min(length - i, tile_rows));
               prefetch.Clear();
@@ -259,8 +270,7 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
               dz_ahead.Advance(&prefetch);
               SelectTile<A, false>(num_rows, num_columns)(
                   {x + runs[run].offset + i, 1, s.stride_w * p.pitch,
-                   width == bands.columns ? lines : lines + bands.rows, height,
-                   dz_band + (panel - first_panel) * dz_panel_size, kColumns,
+                   inside_lines, inside.end - inside.begin, dz, kColumns,
                    row + i * kColumns, kColumns, accumulate, &prefetch});
             }
             row += (whole ? length : s.in_c) * kColumns;

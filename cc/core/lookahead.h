@@ -19,21 +19,22 @@ class Lookahead {
       : source_(source),
         next_(begin),
         end_(begin + size < end ? begin + size : end),
-        step_((size / steps / kLine + 1) * kLine) {}
+        lines_(size / steps / kLine + 1) {}
 
   TFO_INLINE void Advance(PrefetchList* list) {
-    const std::int64_t stop = next_ + step_ < end_ ? next_ + step_ : end_;
-    for (; next_ < stop; next_ += kLine) {
-      list->Add(source_.data + next_);
-      if (source_.saved != nullptr) list->Add(source_.saved + next_);
-    }
+    if (next_ >= end_) return;
+    const std::int64_t rest = (end_ - next_ + kLine - 1) / kLine;
+    const std::int64_t lines = lines_ < rest ? lines_ : rest;
+    list->Add(source_.data + next_, lines, 64);
+    if (source_.saved != nullptr) list->Add(source_.saved + next_, lines, 64);
+    next_ += lines * kLine;
   }
 
  private:
   static constexpr std::int64_t kLine = 64 / sizeof(T);
 
   const Source<T>& source_;
-  std::int64_t next_, end_, step_;
+  std::int64_t next_, end_, lines_;
 };
 
 }  // namespace

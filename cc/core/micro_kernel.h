@@ -9,7 +9,7 @@
 #ifndef TFO_CC_CORE_MICRO_KERNEL_H_
 #define TFO_CC_CORE_MICRO_KERNEL_H_
 
-#include "cc/core/simd.h"
+#include "cc/core/streaming.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -39,8 +39,13 @@ struct PrefetchList {
   int count = 0;
 
   TFO_INLINE void Clear() { count = 0; }
-  TFO_INLINE void Add(const void* line) {
-    if (count < kCapacity) lines[count++] = line;
+  // As many of the `n` lines from `first` on, `pitch` bytes apart, as there is
+  // room for.
+  TFO_INLINE void Add(const void* first, std::int64_t n, std::int64_t pitch) {
+    const char* line = static_cast<const char*>(first);
+    const int end =
+        static_cast<int>(n < kCapacity - count ? count + n : kCapacity);
+    for (; count < end; line += pitch) lines[count++] = line;
   }
 };
 
@@ -57,6 +62,9 @@ struct TileOperands {
   std::int64_t c_stride;
   bool accumulate;
   PrefetchList* prefetch;
+  const A* bias = nullptr;  // a row to begin from; null: zero
+  bool relu = false;        // no sum is stored below zero
+  bool stream = false;      // stores bypass the caches
 };
 
 template <class A, int kRows, int kVectors, bool kContiguousK>
@@ -67,8 +75,9 @@ void Tile(const TileOperands<A>& t) {
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] =
-          t.accumulate ? Load(c + i * t.c_stride + j * kLanes<A>) : Vec<A>{};
+      sum[i][j] = t.accumulate        ? Load(c + i * t.c_stride + j * kLanes<A>)
+                  : t.bias != nullptr ? Load(t.bias + j * kLanes<A>)
+                                      : Vec<A>{};
     }
   }
   // The last entry, a line in use, is repeated until the tile is done.
@@ -84,6 +93,9 @@ void Tile(const TileOperands<A>& t) {
     for (std::int64_t k = t.segments[s].length; k > 0; --k) {
       __builtin_prefetch(*line, 0, 2);
       line += line != last_line;
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j)
+        __builtin_prefetch(b + 16 * b_stride + j * kLanes<A>, 0, 3);
       Vec<A> row[kVectors];
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j) row[j] = Load(b + j * kLanes<A>);
@@ -96,6 +108,23 @@ void Tile(const TileOperands<A>& t) {
       a += k_stride;
       b += b_stride;
     }
+  }
+  if (t.relu) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j)
+        sum[i][j] = sum[i][j] <= Vec<A>{} ? Vec<A>{} : sum[i][j];
+    }
+  }
+  if (t.stream) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j)
+        StoreStreaming(c + i * t.c_stride + j * kLanes<A>, sum[i][j]);
+    }
+    return;
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {

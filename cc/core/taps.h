@@ -15,23 +15,44 @@ struct Tap {
   std::int64_t h, w, filter;
 };
 
+// In ascending order of h: `rows` rows, equally far apart and with the same
+// displacements in w.
 struct TapList {
   Tap* taps;
-  std::int64_t count;
-  std::int64_t min_h, max_h, min_w, max_w;
+  std::int64_t count = 0, rows = 0;
+  std::int64_t min_h = 0, max_h = 0, min_w = 0, max_w = 0;
 
   TFO_INLINE void Add(const Tap& tap) {
     if (count == 0) {
       min_h = max_h = tap.h;
       min_w = max_w = tap.w;
     }
+    rows += count == 0 || tap.h != max_h;
     min_h = tap.h < min_h ? tap.h : min_h;
     max_h = tap.h > max_h ? tap.h : max_h;
     min_w = tap.w < min_w ? tap.w : min_w;
     max_w = tap.w > max_w ? tap.w : max_w;
     taps[count++] = tap;
   }
+
+  TFO_INLINE std::int64_t PerRow() const { return rows > 0 ? count / rows : 0; }
+  TFO_INLINE std::int64_t RowStep() const {
+    return rows > 1 ? (max_h - min_h) / (rows - 1) : 1;
+  }
 };
+
+struct Range {
+  std::int64_t begin, end;
+};
+
+// The i of [0, count) for which begin + i * step lies in [0, size); step > 0.
+TFO_INLINE Range Inside(std::int64_t begin, std::int64_t step,
+                        std::int64_t count, std::int64_t size) {
+  const std::int64_t first = begin < 0 ? (-begin + step - 1) / step : 0;
+  const std::int64_t end = begin < size ? (size - 1 - begin) / step + 1 : 0;
+  const std::int64_t last = end < count ? end : count;
+  return {first < last ? first : last, last};
+}
 
 // Whether any of `grid` windows, `stride` apart, puts this tap inside an image
 // of `size`. The others add nothing, and would only widen what is gathered.
@@ -42,7 +63,7 @@ TFO_INLINE bool Meets(std::int64_t tap, std::int64_t stride, std::int64_t grid,
 
 // The forward direction: source is x, the grid is z.
 TFO_INLINE void ForwardTaps(const ConvShape& s, TapList* list) {
-  *list = {list->taps, 0, 0, 0, 0, 0};
+  *list = TapList{list->taps};
   for (std::int64_t r = 0; r < s.kernel_h; ++r) {
     const std::int64_t h = r * s.dilation_h - s.pad_top;
     if (!Meets(h, s.stride_h, s.out_h, s.in_h)) continue;
@@ -61,7 +82,7 @@ TFO_INLINE void ForwardTaps(const ConvShape& s, TapList* list) {
 TFO_INLINE void InputGradientTaps(const ConvShape& s, std::int64_t phase_h,
                                   std::int64_t phase_w, std::int64_t grid_h,
                                   std::int64_t grid_w, TapList* list) {
-  *list = {list->taps, 0, 0, 0, 0, 0};
+  *list = TapList{list->taps};
   for (std::int64_t r = s.kernel_h - 1; r >= 0; --r) {
     const std::int64_t h = phase_h + s.pad_top - r * s.dilation_h;
     if (h % s.stride_h != 0 || !Meets(h / s.stride_h, 1, grid_h, s.out_h))
@@ -76,8 +97,9 @@ TFO_INLINE void InputGradientTaps(const ConvShape& s, std::int64_t phase_h,
 }
 
 // Segments over a source whose pixels are `pitch` and whose rows are
-// `row_pitch` apart, relative to pixel (min_h, min_w). Neighbouring taps become
-// one segment where their channels touch.
+// `row_pitch` apart, relative to pixel (min_h, min_w). Neighbouring taps of a
+// row become one segment where their channels touch; every row has equally
+// many.
 TFO_INLINE std::int64_t BuildSegments(const TapList& list,
                                       std::int64_t channels, std::int64_t pitch,
                                       std::int64_t row_pitch,
@@ -87,7 +109,7 @@ TFO_INLINE std::int64_t BuildSegments(const TapList& list,
     const Tap& tap = list.taps[t];
     const std::int64_t offset =
         (tap.h - list.min_h) * row_pitch + (tap.w - list.min_w) * pitch;
-    if (count > 0 &&
+    if (t % list.PerRow() > 0 &&
         segments[count - 1].offset + segments[count - 1].length == offset) {
       segments[count - 1].length += channels;
     } else {
