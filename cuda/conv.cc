@@ -90,7 +90,7 @@ Status ConvGradient(const ConvGradientArgs& args, const Call& call) {
         MatMulFiltersGradient(args, args.dy, args.bias_gradient, call);
     if (status.ok()) {
       left.bias_gradient = left.filters_gradient = nullptr;
-    } else if (status.source != Status::Source::kUnsupported) {
+    } else if (!IsUnsupported(status)) {
       return status;
     }
   }

@@ -116,7 +116,7 @@ Status CudnnForward(const ConvForwardArgs& args, const Call& call) {
                                          args.activation == Activation::kRelu);
   if (fused) {
     const Status status = ConvolveBiasAct(taken, call);
-    if (status.source != Status::Source::kUnsupported) return status;
+    if (!IsUnsupported(status)) return status;
   }
   void* const z = args.pre_activation ? args.pre_activation : args.y;
   TFO_CUDA_RETURN_IF_ERROR(

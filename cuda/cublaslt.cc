@@ -50,9 +50,9 @@ Status ToStatus(lt::Status code, const char* call) {
   return {Status::Source::kCublas, code, call, text};
 }
 
-#define TFO_LT(NAME, ...)   \
-  TFO_CUDA_RETURN_IF_ERROR( \
-      ToStatus(GetApi().NAME(__VA_ARGS__), "cublasLt" #NAME))
+#define TFO_LT_STATUS(NAME, ...) \
+  ToStatus(GetApi().NAME(__VA_ARGS__), "cublasLt" #NAME)
+#define TFO_LT(...) TFO_CUDA_RETURN_IF_ERROR(TFO_LT_STATUS(__VA_ARGS__))
 
 lt::DataType TypeOf(DType dtype) {
   return dtype == DType::kHalf       ? lt::kR16F
@@ -197,7 +197,7 @@ void LogRefusal(const Status& status, const Product& p, const Call& call) {
 }
 
 // Handles and plans of all devices. A plan depends on pointers only through
-// their alignment.
+// their alignment. Refusals are kept, errors are not.
 class Plans {
  public:
   Status Find(const Product& p, const Descriptors& descriptors,
@@ -227,8 +227,13 @@ class Plans {
     *handle = made;
     const auto [entry, inserted] = plans_.try_emplace(key);
     if (inserted) {
-      entry->second.status = AskForPlan(made, p, descriptors, &entry->second);
-      LogRefusal(entry->second.status, p, call);
+      const Status status = AskForPlan(made, p, descriptors, &entry->second);
+      if (!status.ok() && !IsUnsupported(status)) {
+        plans_.erase(entry);
+        return status;
+      }
+      entry->second.status = status;
+      LogRefusal(status, p, call);
     }
     *plan = entry->second;
     return {};
@@ -264,12 +269,11 @@ Status Multiply(const Product& p, const Call& call) {
       AllocateScratch(call, plan.workspace_size, &workspace));
   const float one = 1, zero = 0;
   const lt::Layout d = descriptors.d.get();
-  const lt::Status code = GetApi().Matmul(
-      handle, descriptors.desc.get(), &one, p.b.data, descriptors.a.get(),
-      p.a.data, descriptors.b.get(), p.addend != nullptr ? &one : &zero,
-      AddendOrOutput(p), d, p.d, d, &plan.algo, workspace, plan.workspace_size,
-      call.stream);
-  const Status status = ToStatus(code, "cublasLtMatmul");
+  const Status status = TFO_LT_STATUS(
+      Matmul, handle, descriptors.desc.get(), &one, p.b.data,
+      descriptors.a.get(), p.a.data, descriptors.b.get(),
+      p.addend != nullptr ? &one : &zero, AddendOrOutput(p), d, p.d, d,
+      &plan.algo, workspace, plan.workspace_size, call.stream);
   LogRefusal(status, p, call);
   return status;
 }

@@ -54,10 +54,9 @@ Status ToStatus(dnn::Status code, const char* call) {
   return {Status::Source::kCudnn, code, call, text};
 }
 
-#define TFO_DNN(NAME, ...)                                      \
-  TFO_CUDA_RETURN_IF_ERROR(ToStatus(GetApi().NAME(__VA_ARGS__), \
-                                    "cudn"                      \
-                                    "n" #NAME))
+#define TFO_DNN_STATUS(NAME, ...) \
+  ToStatus(GetApi().NAME(__VA_ARGS__), "cudnn" #NAME)
+#define TFO_DNN(...) TFO_CUDA_RETURN_IF_ERROR(TFO_DNN_STATUS(__VA_ARGS__))
 
 dnn::DataType TypeOf(DType dtype) {
   return dtype == DType::kHalf       ? dnn::kHalf
@@ -242,11 +241,12 @@ class Session {
     Descriptors d;
     TFO_CUDA_RETURN_IF_ERROR(d.Make(p));
     const std::lock_guard<std::mutex> lock(mutex_);
-    Plan& plan = FindPlan(p, d, call);
-    TFO_CUDA_RETURN_IF_ERROR(plan.status);
-    const Status status = Execute(p, d, plan, call);
-    if (status.source == Status::Source::kUnsupported) {
-      plan.status = status;
+    Plan* plan = nullptr;
+    TFO_CUDA_RETURN_IF_ERROR(FindPlan(p, d, call, &plan));
+    TFO_CUDA_RETURN_IF_ERROR(plan->status);
+    const Status status = Execute(p, d, *plan, call);
+    if (IsUnsupported(status)) {
+      plan->status = status;
       LogRefusal(status, p, call);
     }
     return status;
@@ -298,8 +298,9 @@ class Session {
     return {};
   }
 
-  // A reference that stays valid.
-  Plan& FindPlan(const Problem& p, const Descriptors& d, const Call& call) {
+  // Refusals are kept, errors are not.
+  Status FindPlan(const Problem& p, const Descriptors& d, const Call& call,
+                  Plan** plan) {
     const ConvShape& s = p.shape;
     const Key key = {static_cast<int>(p.kind),
                      static_cast<int>(p.dtype),
@@ -322,12 +323,17 @@ class Session {
                      s.pad_left,
                      s.input_channels_first};
     const auto [entry, inserted] = plans_.try_emplace(key);
-    Plan& plan = entry->second;
-    if (inserted) {
-      plan.status = AskForPlan(handle_, p, d, call.allow_tf32, &plan);
-      LogRefusal(plan.status, p, call);
+    *plan = &entry->second;
+    if (!inserted) return {};
+    const Status status =
+        AskForPlan(handle_, p, d, call.allow_tf32, &entry->second);
+    if (!status.ok() && !IsUnsupported(status)) {
+      plans_.erase(entry);
+      return status;
     }
-    return plan;
+    entry->second.status = status;
+    LogRefusal(status, p, call);
+    return {};
   }
 
   // The fused kernel wants a bias.

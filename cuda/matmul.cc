@@ -61,10 +61,6 @@ bool FusesActivation(const ConvForwardArgs& args, bool allow_tf32) {
   }
 }
 
-bool Refused(const Status& status) {
-  return status.source == Status::Source::kUnsupported;
-}
-
 }  // namespace
 
 bool IsProduct(const ConvShape& s) {
@@ -89,14 +85,14 @@ Status MatMulForward(const ConvForwardArgs& args, const Call& call) {
     product.activation = args.activation;
     product.pre_activation = args.pre_activation;
     const Status status = Multiply(product, call);
-    if (!Refused(status)) return status;
+    if (!IsUnsupported(status)) return status;
     product.activation = Activation::kNone;
     product.pre_activation = nullptr;
   }
   product.d = args.pre_activation ? args.pre_activation : args.y;
   ConvForwardArgs rest = args;
   const Status status = Multiply(product, call);
-  if (Refused(status)) {
+  if (IsUnsupported(status)) {
     product.addend = product.bias = nullptr;
     TFO_CUDA_RETURN_IF_ERROR(Multiply(product, call));
   } else {

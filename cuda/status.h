@@ -30,6 +30,10 @@ inline Status Unsupported(const char* call, const char* text) {
   return {Status::Source::kUnsupported, 0, call, text};
 }
 
+inline bool IsUnsupported(const Status& status) {
+  return status.source == Status::Source::kUnsupported;
+}
+
 constexpr const char* SourceName(Status::Source source) {
   switch (source) {
     case Status::Source::kRuntime:
