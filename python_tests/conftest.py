@@ -43,6 +43,15 @@ def core_isa(request):
     _core.set_isa(best)
 
 
+@pytest.fixture
+def exact_float32():
+    """Products of float32 on a GPU are not rounded to TF32."""
+    allowed = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    yield
+    tf.config.experimental.enable_tensor_float_32_execution(allowed)
+
+
 @pytest.fixture(autouse=True)
 def seeds():
     """Every test starts from the same random state."""

@@ -7,11 +7,13 @@ documentation compute the convolutions and record the calls.
 import cases
 import numpy as np
 import pytest
+import tensorflow as tf
 import test_conv
 from cuda_backends import backend
 from hypothesis import given
 from hypothesis import strategies as st
 from launchers import GRADIENTS, Launchers
+from test_cuda_tensorflow import why_not
 
 CASES = [case for case in cases.conv_cases() if case.dtype != "float64"]
 BACKENDS = pytest.mark.parametrize("name", ["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -108,6 +110,19 @@ def test_image_without_pixels(layout, name):
     assert not run.gradients(case, dy, *operands[:2], dy)[1].any()
 
 
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+def test_threads_backwards(layout):
+    """What a barrier orders does not depend on which thread comes first."""
+    emulated = backend("emulated")
+    run = Launchers(emulated)
+    case = cases.ConvCase(image=(7, 8), cin=33, cout=35, strides=(2, 2), layout=layout)
+    emulated.module.set_device(reverse=True)
+    try:
+        test_conv.check(case, forward=run.forward, gradients=run.gradients)
+    finally:
+        emulated.module.set_device()
+
+
 class Recorded:
     """Emulated launchers whose stand-ins tell what they were asked."""
 
@@ -136,6 +151,7 @@ def recorded():
     recorded = Recorded()
     yield recorded
     recorded.refuse("")
+    recorded.library.emulation_fail(b"")
 
 
 @pytest.mark.parametrize("layout", cases.LAYOUTS)
@@ -241,3 +257,31 @@ def test_large_batches_go_in_parts(layout, recorded):
     lines = recorded.convolutions()
     images = [int(line.split("x=")[1].split("x")[0]) for line in lines]
     assert images == [2, 2, 1] * 3
+
+
+def test_errors_are_not_kept(recorded):
+    case = cases.ConvCase(cin=5, cout=13)
+    recorded.library.emulation_fail(b"w=13x5x3x3")
+    with pytest.raises(RuntimeError, match="cuDNN error 4000"):
+        recorded.run.forward(case, *arrays(case))
+    recorded.library.emulation_fail(b"")
+    recorded.run.forward(case, *arrays(case))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+@pytest.mark.parametrize("case", CASES[::3], ids=str)
+def test_on_tensorflows_gpu(case, exact_float32):
+    def forward(*arguments):
+        with tf.device("GPU:0"):
+            y = test_conv.fused(*arguments)
+        assert "GPU:0" in y.device
+        return y
+
+    def gradients(*arguments):
+        with tf.device("GPU:0"):
+            values = test_conv.fused_gradients(*arguments)
+        assert all("GPU:0" in value.device for value in values)
+        return values
+
+    test_conv.check(case, forward=forward, gradients=gradients)

@@ -7,11 +7,13 @@ documentation computes the products and records the calls.
 import cases
 import numpy as np
 import pytest
+import tensorflow as tf
 import test_matmul
 from cuda_backends import backend
 from hypothesis import given
 from hypothesis import strategies as st
 from launchers import GRADIENTS, Launchers
+from test_cuda_tensorflow import why_not
 from tolerances import assert_close
 
 CASES = [case for case in cases.matmul_cases() if case.dtype != "float64"]
@@ -129,6 +131,7 @@ def recorded():
     recorded = Recorded()
     yield recorded
     recorded.refuse("")
+    recorded.library.emulation_fail(b"")
 
 
 @pytest.mark.parametrize(
@@ -241,3 +244,31 @@ def test_misaligned(name, recorded):
     assert recorded.epilogues() == [GELU | AUX | BIAS] * 2
     for v, e in zip(value, expected, strict=True):
         np.testing.assert_array_equal(v, e)
+
+
+def test_errors_are_not_kept(recorded):
+    case = cases.MatMulCase(m=3, k=22)
+    recorded.library.emulation_fail(b"k=22")
+    with pytest.raises(RuntimeError, match="cuBLASLt error 14"):
+        recorded.run.forward(case, *arrays(case))
+    recorded.library.emulation_fail(b"")
+    recorded.run.forward(case, *arrays(case))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+@pytest.mark.parametrize("case", CASES[::3], ids=str)
+def test_on_tensorflows_gpu(case, exact_float32):
+    def forward(*arguments):
+        with tf.device("GPU:0"):
+            y = test_matmul.fused(*arguments)
+        assert "GPU:0" in y.device
+        return y
+
+    def gradients(*arguments):
+        with tf.device("GPU:0"):
+            values = test_matmul.fused_gradients(*arguments)
+        assert all("GPU:0" in value.device for value in values)
+        return values
+
+    test_matmul.check(case, forward=forward, gradients=gradients)

@@ -34,6 +34,7 @@ struct OpaquePreference {
 namespace {
 
 constexpr std::size_t kWorkspaceBytes = 1000;
+constexpr auto kInternalError = static_cast<Status>(14);
 
 emulation::Type TypeOf(DataType type) {
   return type == kR16F    ? emulation::Type::kHalf
@@ -205,7 +206,8 @@ cublasLtMatmulAlgoGetHeuristic(Handle, Desc desc, Layout a, Layout b, Layout c,
   emulation::Record() += "heuristic " + line + "\n";
   *returned = 0;
   if (requested < 1 || !Valid(*desc, *a, *b, *c, *d)) return kInvalidValue;
-  if (emulation::Refuses(line)) return kNotSupported;
+  if (emulation::IsIn(emulation::Refused(), line)) return kNotSupported;
+  if (emulation::IsIn(emulation::Failing(), line)) return kInternalError;
   if (preference->max_workspace < kWorkspaceBytes ||
       preference->reduction_mask != kReduceInComputeType) {
     return kNotSupported;

@@ -110,7 +110,8 @@ Status Answer(const std::string& line, bool valid, int requested, int* returned,
   emulation::Record() += "heuristic " + line + "\n";
   *returned = 0;
   if (!valid) return kBadParam;
-  if (emulation::Refuses(line)) return kNotSupported;
+  if (emulation::IsIn(emulation::Refused(), line)) return kNotSupported;
+  if (emulation::IsIn(emulation::Failing(), line)) return kInternalError;
   for (int i = 0; i < 4 && i < requested; ++i) {
     results[i] = {kAlgorithms[i],
                   kSuccess,
@@ -308,7 +309,7 @@ TFO_LIBRARY_ENTRY Status cudnnConvolutionBiasActivationForward(
   const Status status =
       Begin(line, *conv, alpha1, algorithm, workspace, workspace_size, valid);
   if (status != kSuccess) return status;
-  if (emulation::Refuses(line)) return kNotSupported;
+  if (emulation::IsIn(emulation::Refused(), line)) return kNotSupported;
   const emulation::Type type = TypeOf(y->type);
   std::vector<double> sums = Sums(*x, x_data, *w, w_data, *conv, *y);
   const float side = *static_cast<const float*>(alpha2);

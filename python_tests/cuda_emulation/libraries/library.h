@@ -17,14 +17,18 @@ inline std::string& Record() {
   return *record;
 }
 
-// Calls whose line contains this are refused; empty: none.
+// Calls whose line contains this are refused, or fail; empty: none.
 inline std::string& Refused() {
   static auto* refused = new std::string;
   return *refused;
 }
+inline std::string& Failing() {
+  static auto* failing = new std::string;
+  return *failing;
+}
 
-inline bool Refuses(const std::string& line) {
-  return !Refused().empty() && line.find(Refused()) != std::string::npos;
+inline bool IsIn(const std::string& what, const std::string& line) {
+  return !what.empty() && line.find(what) != std::string::npos;
 }
 
 inline bool AlignedTo(const void* pointer, std::uintptr_t bytes) {
@@ -69,6 +73,10 @@ TFO_LIBRARY_ENTRY const char* emulation_record() {
 
 TFO_LIBRARY_ENTRY void emulation_refuse(const char* what) {
   emulation::Refused() = what;
+}
+
+TFO_LIBRARY_ENTRY void emulation_fail(const char* what) {
+  emulation::Failing() = what;
 }
 
 #endif  // TFO_CUDA_EMULATION_LIBRARIES_LIBRARY_H_
