@@ -18,15 +18,16 @@ import tf_fused_ops as tfo
 
 # Examples of either worker, a step.
 SIZES = ((5, 2), (0, 4), (3, 3), (1, 6))
-TIMEOUT = 5
+# Seconds: to notice a lost worker, and enough for one on a busy machine.
+TIMEOUT, PATIENCE = 5, 240
 
 
-def make_strategy():
+def make_strategy(timeout):
     if "TF_CONFIG" not in os.environ:
         return tf.distribute.get_strategy()
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation.RING,
-        timeout_seconds=TIMEOUT,
+        timeout_seconds=timeout,
     )
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
@@ -61,7 +62,7 @@ def batches(worker):
 
 def main(path, fault=None):
     worker = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index")
-    strategy = make_strategy()
+    strategy = make_strategy(TIMEOUT if fault else PATIENCE)
     with strategy.scope():
         model = make_model()
         optimizer = keras.optimizers.SGD(0.02, momentum=0.9)
