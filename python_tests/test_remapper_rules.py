@@ -13,13 +13,21 @@ CONV = [(2, 6, 5, 3), (3, 3, 3, 4), (4,)]
 MATMUL = [(6, 7), (7, 5), (5,)]
 DENSE = [(2, 3, 7), (7, 5), (5,)]
 BATCH_NORM = [(4, 5, 3, 6), (6,), (6,), (6,), (6,)]
+CONV1D = [(2, 6, 3), (3, 3, 4), (4,)]
 SHAPES = {
+    "conv2d": CONV[:2],
+    "conv2d_add": [*CONV[:2], (2, 6, 5, 4)],
+    "pad_conv2d_bias": CONV,
+    "conv1d_bias": CONV1D,
+    "conv1d_bias_add": [*CONV1D, (2, 6, 4)],
     "conv2d_bias": CONV,
     "conv2d_bias_add": [*CONV, (2, 6, 5, 4)],
     "matmul_bias": MATMUL,
     "matmul_bias_add": [*MATMUL, (6, 5)],
     "dense_bias": DENSE,
     "dense_bias_add": [*DENSE, (2, 3, 5)],
+    "batch_matmul_bias": DENSE,
+    "einsum_bias": DENSE,
     "batch_norm": BATCH_NORM,
     "batch_norm_add": [*BATCH_NORM, (4, 5, 3, 6)],
     "moments_batch_norm": BATCH_NORM[:3],
@@ -56,6 +64,8 @@ def operands(rule):
 def attrs(rule, **changes):
     """Returns the captured attributes of a rule with their defaults."""
     variant = VARIANTS.get(rule.family.removesuffix("_add"), {})
+    if rule.family == "pad_conv2d_bias":
+        variant = {"paddings": [[0, 0], [1, 2], [0, 3], [0, 0]]}
     return rule.default_attrs() | variant | changes
 
 

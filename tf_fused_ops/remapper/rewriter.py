@@ -215,8 +215,11 @@ def swap(view, outputs, replacements):
 
 
 def _maker(tensors):
-    """Returns the op whose outputs the named tensors are."""
-    return next(iter(tensors.values())).op
+    """Returns the fused op that the named tensors come from."""
+    op = next(iter(tensors.values())).op
+    while not op.type.startswith("TfFusedOps>"):
+        op = op.inputs[0].op
+    return op
 
 
 def _messages(candidate, wanted):

@@ -13,12 +13,19 @@ from tf_fused_ops.remapper import batch_norm, contraction, moments, spellings
 # Chain -> the chain that has to be there for it: the same without side input. Those that are fused
 # without an activation, too, are rows of their own.
 _CHAINS = {
+    contraction.Conv2DAct: contraction.Conv2DAct,
+    contraction.Conv2DAddAct: contraction.Conv2DAct,
     contraction.Conv2DBiasAct: contraction.Conv2DBiasAct,
     contraction.Conv2DBiasAddAct: contraction.Conv2DBiasAct,
+    contraction.PadConv2DBiasAct: contraction.PadConv2DBiasAct,
+    contraction.Conv1DBiasAct: contraction.Conv1DBiasAct,
+    contraction.Conv1DBiasAddAct: contraction.Conv1DBiasAct,
     contraction.MatMulBiasAct: contraction.MatMulBiasAct,
     contraction.MatMulBiasAddAct: contraction.MatMulBiasAct,
     contraction.DenseBiasAct: contraction.DenseBiasAct,
     contraction.DenseBiasAddAct: contraction.DenseBiasAct,
+    contraction.BatchMatMulBiasAct: contraction.BatchMatMulBiasAct,
+    contraction.EinsumBiasAct: contraction.EinsumBiasAct,
     batch_norm.BatchNormAct: batch_norm.BatchNormAct,
     batch_norm.BatchNormAddAct: batch_norm.BatchNormAct,
     moments.MomentsBatchNormAct: moments.MomentsBatchNormAct,
@@ -27,7 +34,7 @@ _CHAINS = {
     moments.GivenBatchNormAddAct: moments.GivenBatchNormAct,
 }
 # TensorFlow has one op for these already.
-_BARE = {batch_norm.BatchNormAct}
+_BARE = {batch_norm.BatchNormAct, contraction.Conv2DAct}
 
 
 def _table():

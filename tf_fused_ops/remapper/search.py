@@ -208,8 +208,16 @@ def _trace_joint(rule, specs, attrs):
 
 
 def _hashable(attrs):
-    return tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in attrs.items())
+    return tuple((name, _frozen(value)) for name, value in attrs.items())
 
 
 def _unhashed(attrs):
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in attrs}
+    return {name: _thawed(value) for name, value in attrs}
+
+
+def _frozen(value):
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _thawed(value):
+    return list(map(_thawed, value)) if isinstance(value, tuple) else value

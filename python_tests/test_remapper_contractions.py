@@ -1,0 +1,206 @@
+"""Spellings of convolutions and products that are rows of their own, and their neighbours."""
+
+import keras
+import pytest
+import tensorflow as tf
+from remapping import assert_same, check, gradient_count, plain, reasons, rule_counts, values
+
+from tf_fused_ops.function import function
+
+IMAGE = [(2, 6, 5, 3), (3, 3, 3, 4), (4,)]
+SIGNAL = [(2, 7, 3), (3, 3, 4), (4,)]
+ROWS = [(2, 3, 7), (7, 5), (5,)]
+
+
+def padded(paddings, padding="VALID", pad=tf.pad):
+    def fn(x, w, b):
+        return tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(pad(x, paddings), w, 1, padding), b))
+
+    return fn
+
+
+def conv1d(stride=1, padding="SAME", dilations=1, data_format="NWC"):
+    def fn(x, w, b):
+        return tf.nn.silu(
+            tf.nn.bias_add(
+                tf.nn.conv1d(x, w, stride, padding, data_format, dilations), b
+            )
+        )  # fmt: skip
+
+    return fn
+
+
+def einsum(equation):
+    return lambda x, w, b: tf.nn.gelu(tf.nn.bias_add(tf.einsum(equation, x, w), b))
+
+
+def product(**transposed):
+    return lambda x, w, b: tf.nn.tanh(tf.matmul(x, w, **transposed) + b)
+
+
+SPATIAL = [[0, 0], [1, 2], [0, 3], [0, 0]]
+POSITIVE = {
+    "pad": (padded(SPATIAL), IMAGE, "pad_conv2d_bias_relu"),
+    "pad_of_nothing": (padded([[0, 0]] * 4), IMAGE, "pad_conv2d_bias_relu"),
+    "conv1d": (conv1d(), SIGNAL, "conv1d_bias_silu"),
+    "conv1d_strides": (conv1d(2, "VALID"), SIGNAL, "conv1d_bias_silu"),
+    "conv1d_dilations": (conv1d(1, "SAME", 2), SIGNAL, "conv1d_bias_silu"),
+    "product": (product(), ROWS, "batch_matmul_bias_tanh"),
+    "product_rank_4": (product(), [(2, 1, 3, 7), *ROWS[1:]], "batch_matmul_bias_tanh"),
+    "product_b": (product(transpose_b=True), [ROWS[0], (5, 7), (5,)], "batch_matmul_bias_tanh"),
+    "product_a": (product(transpose_a=True), [(2, 7, 3), *ROWS[1:]], "batch_matmul_bias_tanh"),
+    "einsum": (einsum("abc,cd->abd"), ROWS, "einsum_bias_gelu_erf"),
+    "einsum_rank_4": (
+        einsum("bxyk,kn->bxyn"),
+        [(2, 1, 3, 7), *ROWS[1:]],
+        "einsum_bias_gelu_erf",
+    ),
+    "conv_without_bias": (
+        lambda x, w, b: tf.nn.elu(tf.nn.conv2d(x, w, 2, "SAME")) + b,
+        IMAGE,
+        "conv2d_elu",
+    ),
+}
+
+
+@pytest.mark.parametrize("unknown_batch", [False, True])
+@pytest.mark.parametrize("name", POSITIVE)
+def test_fused_with_gradient(name, unknown_batch):
+    fn, shapes, rule = POSITIVE[name]
+
+    def step(x, w, b):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w, b])
+            y = fn(x, w, b)
+        return y, tape.gradient(y, [x, w, b])
+
+    check(step, values(*shapes), {rule: 1}, 1, unknown_batch=[0] if unknown_batch else [])
+
+
+def two_readers(x, w, b):
+    """The padded image is read by two convolutions, so the Pad stays."""
+    wide = tf.pad(x, SPATIAL)
+    convs = [tf.nn.bias_add(tf.nn.conv2d(wide, f, 1, "VALID"), b) for f in (w, 2.0 * w)]
+    return [tf.nn.relu(z) for z in convs]
+
+
+def pad_with_one(x, paddings):
+    return tf.pad(x, paddings, constant_values=1.0)
+
+
+def mirror(x, paddings):
+    return tf.pad(x, [[0, 0], [1, 1], [0, 1], [0, 0]], "REFLECT")
+
+
+PAD, CONV = "pad_conv2d_bias_relu", {"conv2d_bias_relu": 1}
+NEGATIVE = {
+    "pad_twice": (padded(SPATIAL, "SAME"), IMAGE, CONV, PAD, "pads again"),
+    "pad_is_read_twice": (two_readers, IMAGE, {"conv2d_bias_relu": 2}, PAD, "also used by"),
+    "pad_with_one": (padded(SPATIAL, pad=pad_with_one), IMAGE, CONV, PAD, None),
+    "pad_mirrored": (padded(SPATIAL, pad=mirror), IMAGE, CONV, PAD, None),
+    "conv1d_squeezed_is_used": (
+        lambda x, w, b: (lambda z: (tf.nn.relu(tf.nn.bias_add(z, b)), z))(
+            tf.nn.conv1d(x, w, 1, "SAME")
+        ),
+        SIGNAL,
+        {},
+        "conv1d_bias_relu",
+        "is an output of the graph",
+    ),
+    "conv1d_grouped": (
+        conv1d(),
+        [(2, 7, 6), *SIGNAL[1:]],
+        {},
+        "conv1d_bias_silu",
+        "grouped convolution",
+    ),
+    "product_of_two_batches": (product(), [ROWS[0], (2, 7, 5), (5,)], {}, "batch", None),
+    "product_and_broadcast_bias": (
+        product(),
+        [ROWS[0], ROWS[1], (1,)],
+        {},
+        "batch_matmul_bias_tanh",
+        "may not be a bias",
+    ),
+    "einsum_over_the_first_dimension": (
+        einsum("kab,kn->abn"),
+        [(7, 2, 3), *ROWS[1:]],
+        {},
+        "einsum",
+        None,
+    ),
+    "einsum_transposed": (einsum("abc,dc->abd"), [ROWS[0], (5, 7), (5,)], {}, "einsum", None),
+    "conv_used_without_activation": (
+        lambda x, w, b: (lambda z: (tf.nn.relu(z), tf.exp(z)))(tf.nn.conv2d(x, w, 1, "SAME")),
+        IMAGE,
+        {},
+        "conv2d_relu",
+        "also used by Exp",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEGATIVE)
+def test_must_not_fuse(name):
+    fn, shapes, fused, rule, reason = NEGATIVE[name]
+    compiled = check(fn, values(*shapes), fused)
+    found = reasons(compiled)
+    if reason:
+        assert reason in found[rule]
+    else:
+        assert not any(refused.startswith(rule) for refused in found)
+
+
+PADDINGS = {"channels": [[0, 0], [1, 1], [1, 1], [0, 1]], "batch": [[1, 0], [1, 1], [1, 1], [0, 0]]}
+
+
+@pytest.mark.parametrize("name", PADDINGS)
+def test_padding_of_other_dimensions(name):
+    """Compared with eager execution: stock graphs get this wrong where oneDNN is on."""
+    fn = padded(PADDINGS[name])
+    args = values((2, 6, 5, 3 - PADDINGS[name][3][1]), *IMAGE[1:])
+    compiled = function(fn)
+    assert_same(compiled(*args), fn(*args))
+    assert rule_counts(compiled) == CONV
+    assert "are not those of a convolution" in reasons(compiled)[PAD]
+
+
+LAYERS = {
+    "conv1d": (lambda: keras.layers.Conv1D(4, 3, activation="gelu"), (2, 7, 3), "conv1d_bias"),
+    "conv1d_same": (
+        lambda: keras.layers.Conv1D(4, 3, 2, padding="same", activation="gelu"),
+        (2, 7, 3),
+        "conv1d_bias",
+    ),
+    "einsum_dense": (
+        lambda: keras.layers.EinsumDense("abc,cd->abd", (None, 4), "gelu", "d"),
+        (2, 7, 3),
+        "batch_matmul_bias",
+    ),
+    "conv2d": (
+        lambda: keras.layers.Conv2D(4, 3, use_bias=False, activation="gelu"),
+        (2, 7, 6, 3),
+        "conv2d",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_keras_layer(name):
+    make, shape, family = LAYERS[name]
+    layer = make()
+    layer.build(shape)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(layer(x) ** 2)
+        return loss, tape.gradient(loss, [x, *layer.trainable_variables])
+
+    signature = [tf.TensorSpec([None, *shape[1:]])]
+    compiled = function(step, input_signature=signature)
+    with plain():
+        args = values(shape)
+        expected = tf.function(step, input_signature=signature)(*args)
+        assert_same(compiled(*args), expected, units=256)
+    assert (rule_counts(compiled), gradient_count(compiled)) == ({f"{family}_gelu_erf": 1}, 1)
