@@ -217,9 +217,8 @@ def swap(view, outputs, replacements):
 def _maker(tensors):
     """Returns the fused op that the named tensors come from."""
     op = next(iter(tensors.values())).op
-    while not op.type.startswith("TfFusedOps>"):
-        op = op.inputs[0].op
-    return op
+    # A convolution in one dimension is one in two, squeezed.
+    return op.inputs[0].op if op.type == "Squeeze" else op
 
 
 def _messages(candidate, wanted):
