@@ -19,7 +19,7 @@ import tf_fused_ops as tfo
 # Examples of either worker, a step.
 SIZES = ((5, 2), (0, 4), (3, 3), (1, 6))
 # Seconds: to notice a lost worker, and enough for one on a busy machine.
-TIMEOUT, PATIENCE = 5, 240
+TIMEOUT, PATIENCE = 20, 240
 
 
 def make_strategy(timeout):
