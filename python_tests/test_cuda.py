@@ -56,11 +56,7 @@ def test_loads_beside_the_ops_and_registers_kernels(run_python):
     found = json.loads(run_python(REGISTERED, str(PACKAGE), json.dumps(OPS)))
     assert sorted(found) == sorted(OPS)
     for op, types in found.items():
-        assert sorted(types) == ["bfloat16", "float32", "half"] or sorted(types) == [
-            "bfloat16",
-            "float16",
-            "float32",
-        ], op
+        assert sorted(types) == ["bfloat16", "float16", "float32"], op
 
 
 @built
@@ -136,6 +132,7 @@ message(STATUS "has CUDA: ${TFO_HAS_CUDA}")
 """
 
 
+@pytest.mark.skipif(not (ROOT / "cmake").exists(), reason="needs the checkout")
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="CMake is not installed")
 @pytest.mark.parametrize(
     "choice,words",
