@@ -34,6 +34,16 @@ __device__ void ActivationValues(Activation activation, float alpha,
   });
 }
 
+// The same for relu and none, whose few registers leave room for more loads.
+template <int N>
+__device__ void ReluOrNone(Activation activation, float (&z)[N]) {
+  if (activation != Activation::kRelu) return;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    z[i] = DeviceActivation::Value<Activation::kRelu>(z[i], 0);
+  }
+}
+
 // From what the forward op saved (the values where SlopeFromValue, else the
 // pre-activations) to the slopes.
 template <int N>

@@ -47,25 +47,26 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 // Backwards, as the last rows that the moments have read are those that the
 // cache still holds.
-template <class T>
+template <class T, bool kAny>
 __global__ void __launch_bounds__(kBlockThreads, 2)
-    ApplyKernel(Columns columns, VectorArray array, ApplyTerms<T> terms) {
+    ApplyKernel(Columns columns, VectorArray array, ApplyTerms<T, kAny> terms) {
+  constexpr int kRows = kAny ? kUnroll : kElementwiseUnroll;
   const ColumnThread thread(columns);
   if (thread.lane >= columns.width) return;
   const Normalizer<kVector<T>> normalizer(terms.parameters,
                                           ColumnLanes{columns, thread.lane});
   for (std::int64_t row = thread.row; row < columns.rows;
-       row += kUnroll * thread.step) {
-    Vector<T> x[kUnroll], side[kUnroll];
-    std::int64_t at[kUnroll];
-    const int n =
-        ForUnrolled(row, thread.step, columns.rows, [&](int u, std::int64_t r) {
+       row += kRows * thread.step) {
+    Vector<T> x[kRows], side[kRows];
+    std::int64_t at[kRows];
+    const int n = ForUnrolled<kRows>(
+        row, thread.step, columns.rows, [&](int u, std::int64_t r) {
           at[u] = (columns.rows - 1 - r) * columns.width + thread.lane;
           x[u] = array.Load(terms.x, at[u]);
           if (terms.side != nullptr) side[u] = array.Load(terms.side, at[u]);
         });
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
+    for (int u = 0; u < kRows; ++u) {
       if (u < n) terms(array, at[u], normalizer, x[u], side[u]);
     }
   }
@@ -110,10 +111,14 @@ Status Apply(const BatchNormForwardArgs& forward, Stream stream) {
     const Columns columns =
         PlanColumns(shape.outer, shape.channels, shape.inner, kVector<T>,
                     device.multiprocessors * kBlocksPerMultiprocessor);
-    return Launch("BatchNormApply", {columns.Grid(), columns.Block()}, stream,
-                  ApplyKernel<T>, columns,
-                  ArrayOf(shape, Aligned(args.x, args.side, args.y)),
-                  ApplyTermsOf<T>(args));
+    const auto launch = [&](const auto& terms, auto kernel) {
+      return Launch("BatchNormApply", {columns.Grid(), columns.Block()}, stream,
+                    kernel, columns,
+                    ArrayOf(shape, Aligned(args.x, args.side, args.y)), terms);
+    };
+    return IsReluOrNone(args.activation)
+               ? launch(ApplyTermsOf<T, false>(args), ApplyKernel<T, false>)
+               : launch(ApplyTermsOf<T, true>(args), ApplyKernel<T, true>);
   });
 }
 

@@ -43,7 +43,7 @@ template <class T>
 __global__ void __launch_bounds__(kBlockThreads, 2)
     FusedForwardKernel(Columns columns, VectorArray array,
                        MomentsSource<T> source, StatisticsFinish statistics,
-                       ApplyTerms<T> terms, Moments<>* partials,
+                       ApplyTerms<T, true> terms, Moments<>* partials,
                        std::size_t kept_offset) {
   auto* kept = reinterpret_cast<typename MomentsSource<T>::Kept*>(
       static_cast<char*>(SharedMemory()) + kept_offset);
@@ -153,7 +153,7 @@ Status FusedForward(const BatchNormForwardArgs& forward,
                   stream, FusedForwardKernel<T>, plan.columns,
                   ArrayOf(args.shape, Aligned(args.x, args.side, args.y)),
                   MomentsSource<T>{static_cast<const T*>(args.x)}, statistics,
-                  ApplyTermsOf<T>(args), partials, plan.kept_offset);
+                  ApplyTermsOf<T, true>(args), partials, plan.kept_offset);
   });
 }
 

@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
        row += kUnroll * thread.step) {
     typename GradientSource<T>::Row rows[kUnroll];
     std::int64_t at[kUnroll];
-    const int n =
-        ForUnrolled(row, thread.step, columns.rows, [&](int u, std::int64_t r) {
+    const int n = ForUnrolled<kUnroll>(
+        row, thread.step, columns.rows, [&](int u, std::int64_t r) {
           at[u] = (columns.rows - 1 - r) * columns.width + thread.lane;
           rows[u] = source.Load(array, at[u]);
         });

@@ -149,8 +149,12 @@ struct Normalizer {
   }
 };
 
-// y = act(z), and the mask.
-template <class T>
+inline bool IsReluOrNone(Activation activation) {
+  return activation == Activation::kRelu || activation == Activation::kNone;
+}
+
+// y = act(z), and the mask; the activation is relu or none unless kAny.
+template <class T, bool kAny>
 struct ApplyTerms {
   static constexpr int kLanes = kVector<T>;
 
@@ -168,13 +172,17 @@ struct ApplyTerms {
     float z[kLanes];
     normalizer(x_row, side != nullptr, side_row, z);
     if (mask != nullptr) StoreMask<T>(array, z, mask, at);
-    ActivationValues(activation, alpha, z);
+    if constexpr (kAny) {
+      ActivationValues(activation, alpha, z);
+    } else {
+      ReluOrNone(activation, z);
+    }
     array.Store(z, y, at);
   }
 };
 
-template <class T>
-ApplyTerms<T> ApplyTermsOf(const BatchNormApplyArgs& args) {
+template <class T, bool kAny>
+ApplyTerms<T, kAny> ApplyTermsOf(const BatchNormApplyArgs& args) {
   return {args.parameters,
           static_cast<const T*>(args.x),
           static_cast<const T*>(args.side),

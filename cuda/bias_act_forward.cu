@@ -15,7 +15,7 @@ struct Operands {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kBlockThreads, 3)
+__global__ void __launch_bounds__(kBlockThreads, 2)
     BiasActKernel(Columns columns, VectorArray array, Operands<T> p,
                   Activation activation, float alpha) {
   constexpr int kLanes = kVector<T>;
@@ -24,30 +24,27 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
   float bias[kLanes] = {};
   if (p.bias != nullptr) LoadChannels(columns, thread.lane, p.bias, bias);
   for (std::int64_t row = thread.row; row < columns.rows;
-       row += kUnroll * thread.step) {
-    Vector<T> x[kUnroll], side[kUnroll];
+       row += kElementwiseUnroll * thread.step) {
+    Vector<T> x[kElementwiseUnroll], side[kElementwiseUnroll];
+    std::int64_t at[kElementwiseUnroll];
+    const int n = ForUnrolled<kElementwiseUnroll>(
+        row, thread.step, columns.rows, [&](int u, std::int64_t r) {
+          at[u] = r * columns.width + thread.lane;
+          x[u] = array.Load(p.x, at[u]);
+          if (p.side != nullptr) side[u] = array.Load(p.side, at[u]);
+        });
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const std::int64_t r = row + u * thread.step;
-      if (r >= columns.rows) break;
-      const std::int64_t at = r * columns.width + thread.lane;
-      x[u] = array.Load(p.x, at);
-      if (p.side != nullptr) side[u] = array.Load(p.side, at);
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const std::int64_t r = row + u * thread.step;
-      if (r >= columns.rows) break;
-      const std::int64_t at = r * columns.width + thread.lane;
+    for (int u = 0; u < kElementwiseUnroll; ++u) {
+      if (u >= n) break;
       float z[kLanes];
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
         z[i] = x[u][i] + bias[i];
         if (p.side != nullptr) z[i] += side[u][i];
       }
-      if (p.pre_activation != nullptr) array.Store(z, p.pre_activation, at);
+      if (p.pre_activation != nullptr) array.Store(z, p.pre_activation, at[u]);
       ActivationValues(activation, alpha, z);
-      array.Store(z, p.y, at);
+      array.Store(z, p.y, at[u]);
     }
   }
 }

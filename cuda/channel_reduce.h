@@ -50,21 +50,6 @@ struct PlaneLanes {
   }
 };
 
-// Calls body(u, row) for a thread's rows of at most `rows`, kUnroll at a time,
-// u counting those of one call; returns how many rows that were.
-template <class Body>
-__device__ int ForUnrolled(std::int64_t row, std::int64_t step,
-                           std::int64_t rows, const Body& body) {
-  int n = 0;
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    if (row + u * step >= rows) break;
-    body(u, row + u * step);
-    n = u + 1;
-  }
-  return n;
-}
-
 // Reduces what the block owns to partials[split][lane]. keep(k, row) sees the
 // k-th row of the thread as it was loaded, the tail as its last one.
 template <class Source, class Keep>
@@ -85,8 +70,8 @@ __device__ void ReduceColumns(const Columns& columns, const VectorArray& array,
          row += kUnroll * thread.step) {
       typename Source::Row rows[kUnroll];
       std::int64_t at[kUnroll];
-      const int n =
-          ForUnrolled(row, thread.step, full_rows, [&](int u, std::int64_t r) {
+      const int n = ForUnrolled<kUnroll>(
+          row, thread.step, full_rows, [&](int u, std::int64_t r) {
             at[u] = r * columns.width + thread.lane;
             rows[u] = source.Load(array, at[u]);
             keep(kept + u, rows[u]);

@@ -20,7 +20,10 @@ namespace tfo::cuda {
 constexpr std::int64_t kRowUnit = 8;  // elements in a byte of a mask; also
                                       // whole vectors of every type
 constexpr int kTileVectors = 32;
-constexpr int kUnroll = 2;  // vectors in flight, per thread and tensor
+// Vectors in flight, per thread and tensor: where a thread has registers to
+// spare, and elsewhere.
+constexpr int kElementwiseUnroll = 4;
+constexpr int kUnroll = 2;
 
 struct Columns {
   std::int64_t elements, channels, inner;
@@ -72,6 +75,21 @@ struct ColumnThread {
     step = c.splits * blockDim.y;
   }
 };
+
+// Calls body(u, row) for up to N of a thread's rows, from `row` on and below
+// `rows`; returns how many there were.
+template <int N, class Body>
+__device__ int ForUnrolled(std::int64_t row, std::int64_t step,
+                           std::int64_t rows, const Body& body) {
+  int n = 0;
+#pragma unroll
+  for (int u = 0; u < N; ++u) {
+    if (row + u * step >= rows) break;
+    body(u, row + u * step);
+    n = u + 1;
+  }
+  return n;
+}
 
 // to[i] = from[channel of lane + i], as float32.
 template <int N, class T>
