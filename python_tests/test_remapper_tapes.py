@@ -46,6 +46,19 @@ def test_subset_of_gradients(rule, wanted):
     assert switches == expected
 
 
+def test_output_as_its_own_gradient(rule):
+    """The stock forward pass does not live on for the backward pass."""
+
+    def step(x, w, b):
+        with tf.GradientTape() as tape:
+            tape.watch([w, b])
+            y = LAYERS[rule](x, w, b)
+        return tape.gradient(y, [w, b], output_gradients=y)
+
+    compiled = check(step, [X, W, B], {rule: 1}, gradients=1)
+    assert op_counts(compiled.get_concrete_function())["MatMul"] == 0
+
+
 def test_persistent_tape(rule):
     """Two backward passes of one forward pass become two gradient ops."""
 

@@ -143,10 +143,13 @@ class _Rewriter:
             fused = rule.fuse(match, training=any(wanted))
         self._swap(match.outputs, fused.outputs)
         emitted = [_maker(fused.outputs)]
+        # The gradient of an output may be that output itself.
+        moved = {tensor.ref(): fused.outputs[name] for name, tensor in match.outputs.items()}
         for backward, names in zip(candidate.backward, wanted, strict=True):
             if names:
                 with emitting(backward.nodes[0].device, candidate.controls(backward.nodes)):
-                    gradients = rule.fuse_gradient(match, fused, backward.dy, names)
+                    dy = moved.get(backward.dy.ref(), backward.dy)
+                    gradients = rule.fuse_gradient(match, fused, dy, names)
                     emitted.append(_maker(gradients))
                     for name, others in backward.spare.items():
                         if others and name in gradients:
