@@ -6,6 +6,7 @@ worker.py OUTPUT kill|sleep   the same, but the last worker dies or falls asleep
 
 import json
 import os
+import pathlib
 import signal
 import sys
 import time
@@ -60,6 +61,20 @@ def batches(worker):
         yield x.astype(np.float32), y.astype(np.float32), np.float32(count)
 
 
+def step_file(path, worker, number):
+    """Marks that a worker has ended a step."""
+    return pathlib.Path(path).parent / f"{worker}.step{number}"
+
+
+def fail(fault, path, worker, number):
+    """Dies or falls asleep once the others have ended the step before, too."""
+    while not all(step_file(path, other, number - 1).exists() for other in range(worker)):
+        time.sleep(0.05)
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
 def main(path, fault=None):
     worker = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index")
     strategy = make_strategy(TIMEOUT if fault else PATIENCE)
@@ -84,9 +99,7 @@ def main(path, fault=None):
     losses = []
     for number, batch in enumerate(batches(worker)):
         if fault and number == 1 and worker == len(SIZES[0]) - 1:
-            if fault == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(600)
+            fail(fault, path, worker, number)
         before = [v.numpy() for v in model.weights]
         start = time.monotonic()
         try:
@@ -97,6 +110,7 @@ def main(path, fault=None):
             print(type(error).__name__, number, unchanged, time.monotonic() - start, flush=True)
             # Leaving in order would wait for the lost worker.
             os._exit(3)
+        step_file(path, worker, number).touch()
     report = step.remap_reports[-1]
     fused = [op.type for op in step.get_concrete_function().graph.get_operations()]
     np.savez(
