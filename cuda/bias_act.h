@@ -13,7 +13,7 @@
 
 namespace tfo::cuda {
 
-// y = act(x + bias (+ side)) with x of [outer, channels, inner], dense;
+// y = act(x * scale + bias (+ side)) with x of [outer, channels, inner], dense;
 // channels last means inner == 1.
 struct BiasActArgs {
   DType dtype;
@@ -21,7 +21,8 @@ struct BiasActArgs {
   Activation activation;
   double alpha;
   const void* x;
-  const void* bias;      // [channels] of dtype; null: none
+  const void* scale;     // [channels] of dtype; null: none
+  const void* bias;      // the same
   const void* side;      // null: none
   void* y;               // may be x or side
   void* pre_activation;  // null: not wanted; may be x

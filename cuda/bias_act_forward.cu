@@ -1,4 +1,4 @@
-// y = act(x + bias (+ side)), elementwise over columns.
+// y = act(x * scale + bias (+ side)), elementwise over columns.
 #include "cuda/activation.h"
 #include "cuda/bias_act.h"
 #include "cuda/columns.h"
@@ -10,7 +10,7 @@ constexpr int kBlocksPerMultiprocessor = 16;
 
 template <class T>
 struct Operands {
-  const T *x, *bias, *side;
+  const T *x, *scale, *bias, *side;
   T *y, *pre_activation;
 };
 
@@ -21,7 +21,10 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   constexpr int kLanes = kVector<T>;
   const ColumnThread thread(columns);
   if (thread.lane >= columns.width) return;
-  float bias[kLanes] = {};
+  float scale[kLanes], bias[kLanes] = {};
+#pragma unroll
+  for (int i = 0; i < kLanes; ++i) scale[i] = 1;
+  if (p.scale != nullptr) LoadChannels(columns, thread.lane, p.scale, scale);
   if (p.bias != nullptr) LoadChannels(columns, thread.lane, p.bias, bias);
   for (std::int64_t row = thread.row; row < columns.rows;
        row += kElementwiseUnroll * thread.step) {
@@ -39,7 +42,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
       float z[kLanes];
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
-        z[i] = x[u][i] + bias[i];
+        z[i] = x[u][i] * scale[i] + bias[i];
         if (p.side != nullptr) z[i] += side[u][i];
       }
       if (p.pre_activation != nullptr) array.Store(z, p.pre_activation, at[u]);
@@ -63,9 +66,9 @@ Status BiasActForward(const BiasActArgs& args, Stream stream) {
     const VectorArray array{columns.elements, Aligned(args.x, args.side, args.y,
                                                       args.pre_activation)};
     const Operands<T> operands{
-        static_cast<const T*>(args.x), static_cast<const T*>(args.bias),
-        static_cast<const T*>(args.side), static_cast<T*>(args.y),
-        static_cast<T*>(args.pre_activation)};
+        static_cast<const T*>(args.x),    static_cast<const T*>(args.scale),
+        static_cast<const T*>(args.bias), static_cast<const T*>(args.side),
+        static_cast<T*>(args.y),          static_cast<T*>(args.pre_activation)};
     return Launch("BiasActForward", {columns.Grid(), columns.Block()}, stream,
                   BiasActKernel<T>, columns, array, operands, args.activation,
                   static_cast<float>(args.alpha));

@@ -63,6 +63,15 @@ Status ConvForward(const ConvForwardArgs& args, const Call& call) {
         SetElementsZero(args.dtype, args.y, OutputElements(args.shape), call));
     return BiasAct(args, args.y, call);
   }
+  if (args.scale != nullptr) {
+    // No library scales channels.
+    ConvForwardArgs product = args;
+    product.activation = Activation::kNone;
+    product.scale = product.bias = product.side_input = nullptr;
+    product.pre_activation = nullptr;
+    TFO_CUDA_RETURN_IF_ERROR(ConvForward(product, call));
+    return BiasAct(args, args.y, call);
+  }
   TFO_CUDA_RETURN_IF_ERROR(LibraryStatus(args.shape));
   return IsProduct(args.shape) ? MatMulForward(args, call)
                                : CudnnForward(args, call);

@@ -46,6 +46,7 @@ inline Status BiasAct(const ConvForwardArgs& args, const void* x,
   auto rest = ElementwiseArgs<BiasActArgs>(args.dtype, args.shape,
                                            args.activation, args.alpha);
   rest.x = x;
+  rest.scale = args.scale;
   rest.bias = args.bias;
   rest.side = args.side_input;
   rest.y = args.y;

@@ -12,31 +12,38 @@ CONV = cases.ConvCase(
 )
 MATMUL = cases.MatMulCase(lead=(2,), m=2, k=3, n=2, ta=True, side=True, dtype="float64")
 BATCH_NORM = cases.BatchNormCase(sizes=(3, 2), channels=2, side=True, dtype="float64")
-FORMS = ("conv", "matmul", "batch_norm", "batch_norm_inference", "batch_norm_no_side")
+FORMS = ("conv", "conv_scale", "matmul", "batch_norm", "batch_norm_inference", "batch_norm_no_side")
 ACTIVATIONS = [(act, cases.ALPHA) for act in cases.ACTIVATIONS] + [("leaky_relu", -cases.ALPHA)]
 
 
 def problem(form, act, alpha=cases.ALPHA, seed=0):
     """An op as a function of its float64 inputs, the same in stock ops, the inputs, and dy."""
-    case = {"conv": CONV, "matmul": MATMUL}.get(form, BATCH_NORM)
+    case = {"conv": CONV, "conv_scale": CONV, "matmul": MATMUL}.get(form, BATCH_NORM)
     attributes = {**case.attributes(), "activation": act, "alpha": alpha}
-    if form in ("conv", "matmul"):
+    if form in ("conv", "conv_scale", "matmul"):
         fused_op, stock_op = {
             "conv": (conv2d_bias_act, reference.conv2d_bias_act),
+            "conv_scale": (conv2d_bias_act, reference.conv2d_bias_act),
             "matmul": (matmul_bias_act, reference.matmul_bias_act),
         }[form]
 
-        def fused(a, b, bias, side):
-            return fused_op(a, b, bias, side_input=side, **attributes)
+        def fused(a, b, bias, side, *scale):
+            optional = {"scale": scale[0]} if scale else {}
+            return fused_op(a, b, bias, side_input=side, **optional, **attributes)
 
-        def stock(*inputs):
-            return stock_op(*inputs, **attributes)
+        def stock(a, b, bias, side, *scale, **changes):
+            optional = {"scale": scale[0]} if scale else {}
+            return stock_op(a, b, bias, side, **optional, **(attributes | changes))
+
+        def inputs_of(i):
+            *inputs, dy = case.inputs(seed + i)
+            return [*inputs, *([case.factors()] if form == "conv_scale" else []), dy]
 
         def argument(inputs):
-            return stock_op(*inputs[:4], **{**attributes, "activation": "none"})
+            return stock(*inputs[:-1], activation="none")
 
-        inputs = cases.away_from_kinks(lambda i: case.inputs(seed + i), argument, act)
-        return fused, stock, [tf.constant(v) for v in inputs[:4]], tf.constant(inputs[4])
+        *inputs, dy = cases.away_from_kinks(inputs_of, argument, act)
+        return fused, stock, [tf.constant(v) for v in inputs], tf.constant(dy)
 
     attributes["training"] = form != "batch_norm_inference"
     side = form != "batch_norm_no_side"

@@ -97,6 +97,8 @@ class Launchers:
             "bias": (bias, [problem.channels]),
             "side_input": (side, problem.y),
         }
+        if isinstance(case, cases.ConvCase) and case.scale:
+            inputs["scale"] = (case.factors().astype(np.asarray(x).dtype), [problem.channels])
         outputs = dict.fromkeys(("y", "pre_activation") if save else ("y",), problem.y)
         function = self._module.conv_forward
         results = self._run(function, problem, case, inputs, outputs, **attributes)

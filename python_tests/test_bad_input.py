@@ -1,5 +1,7 @@
 """Wrong calls end in an error that names the argument; none of them crashes."""
 
+import itertools
+
 import cases
 import numpy as np
 import pytest
@@ -31,6 +33,10 @@ WRONG_SHAPES = [
     ("conv", {"bias": ()}, "bias"),
     ("conv", {"bias": (1, 4)}, "bias"),
     ("conv", {"bias": (0,)}, "bias"),
+    ("conv", {"scale": (3,)}, "scale"),
+    ("conv", {"scale": ()}, "scale"),
+    ("conv", {"scale": (1, 4)}, "scale"),
+    ("conv", {"scale": (1,)}, "scale"),
     ("conv", {"side_input": (2, 5, 5, 3)}, "side_input"),
     ("conv", {"side_input": (1, 5, 5, 4)}, "side_input"),
     ("conv", {"side_input": (4,)}, "side_input"),
@@ -83,6 +89,7 @@ WRONG_DTYPES = [
     ("conv", {"x": tf.string}, "x"),
     ("conv", {"filters": tf.float64}, "filters"),
     ("conv", {"bias": tf.float16}, "bias"),
+    ("conv", {"scale": tf.float64}, "scale"),
     ("conv", {"side_input": tf.float64}, "side_input"),
     ("matmul", {"a": tf.int8}, "a"),
     ("matmul", {"b": tf.bfloat16}, "b"),
@@ -135,9 +142,11 @@ def test_unknown_shapes(op, wrong, name, known_rank):
 @pytest.mark.parametrize(("op", "wrong", "name"), WRONG_DTYPES, ids=str)
 @pytest.mark.parametrize("graph", [False, True])
 def test_dtypes(op, wrong, name, graph):
-    shapes = {"side_input": (2, 5, 5, 4) if op == "conv" else (2, 5, 3), **OPS[op][1]}
-    if op == "matmul":
-        del shapes["side_input"]
+    optional = {
+        "conv": {"side_input": (2, 5, 5, 4), "scale": (4,)},
+        "batch_norm": {"side_input": (2, 5, 3)},
+    }
+    shapes = {**optional.get(op, {}), **OPS[op][1]}
     tensors = {k: tf.zeros(v, wrong.get(k, tf.float32)) for k, v in shapes.items()}
     function = tf.function(OPS[op][0]) if graph else OPS[op][0]
     with pytest.raises(ValueError, match=rf"\b{name}\b"):
@@ -255,12 +264,17 @@ def test_raw_ops_called_rightly(op):
 
 
 @pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize("name", ["bias", "side_input"])
-@pytest.mark.parametrize("op", ["conv2d_bias_act", "mat_mul_bias_act"])
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        *itertools.product(["conv2d_bias_act", "mat_mul_bias_act"], ["bias", "side_input"]),
+        ("conv2d_bias_act", "scale"),
+    ],
+)
 def test_more_than_one_optional_tensor(op, name, graph):
     x, w = np.ones((1, 2, 2, 1), np.float32), np.ones((1, 1, 1, 1), np.float32)
     conv = {"input": x, "filters": w, "strides": [1, 1, 1, 1], "padding": "SAME"}
-    arguments = conv if op.startswith("conv") else {"a": x[0, 0], "b": w[0, 0]}
+    arguments = conv | {"scale": []} if op.startswith("conv") else {"a": x[0, 0], "b": w[0, 0]}
     arguments |= {"bias": [], "side_input": [], name: [[1.0], [1.0]]}
 
     def call():

@@ -12,6 +12,11 @@ from tf_fused_ops import _library
 from tf_fused_ops.ops import activations, conv, conv2d_bias_act, reference
 
 
+def unscaled(case):
+    """The attributes of the gradient op, which knows no scale."""
+    return {name: value for name, value in case.attributes().items() if name != "scale"}
+
+
 def cast(values, dtype):
     return [None if v is None else tf.cast(tf.constant(v), dtype) for v in values]
 
@@ -21,7 +26,7 @@ def fused(case, x, filters, bias, side):
 
 
 def fused_gradients(case, dy, x, filters, saved):
-    attributes = case.attributes()
+    attributes = unscaled(case)
     padding, explicit = conv._padding(attributes["padding"])
     attributes |= {"padding": padding, "explicit_paddings": explicit}
     saved = [] if saved is None else [saved]
@@ -38,24 +43,29 @@ def saved_for(case, x, filters, bias, side):
     return reference.conv2d_bias_act(x, filters, bias, side, **attributes)
 
 
-def check(case, seed=0, forward=fused, gradients=fused_gradients):
-    """Asserts that two functions of a case and its tensors are as exact as stock TensorFlow."""
-    *operands, dy = cast(case.inputs(seed), case.dtype)
-    wide = cast(operands, "float64")
+def check_forward(case, seed=0, forward=fused):
+    """Asserts that a function of a case and its tensors is as exact as stock TensorFlow."""
+    operands = cast(case.inputs(seed)[:4], case.dtype)
     attributes = case.attributes()
-    expected = reference.conv2d_bias_act(*wide, **attributes)
+    expected = reference.conv2d_bias_act(*cast(operands, "float64"), **attributes)
     # Stock TensorFlow gives an empty float16 or bfloat16 convolution the wrong shape.
-    empty = case.batch == 0
-    stock = expected if empty else reference.conv2d_bias_act(*operands, **attributes)
+    stock = expected if case.batch == 0 else reference.conv2d_bias_act(*operands, **attributes)
     assert_as_exact("y", forward(case, *operands), stock, expected, case.dtype)
 
+
+def check(case, seed=0, forward=fused, gradients=fused_gradients):
+    """Asserts it for a function and one that computes its gradients but for the scale."""
+    check_forward(case, seed, forward)
+    *operands, dy = cast(case.inputs(seed), case.dtype)
+    wide = cast(operands, "float64")
     # The same saved tensor for all: next to a kink rounding decides the slope.
     saved = saved_for(case, *wide)
     (saved,) = cast([saved], case.dtype)
     wide_dy, wide_saved = cast([dy, saved], "float64")
+    attributes = unscaled(case)
     expected = reference.conv2d_bias_act_grad(wide_dy, *wide[:2], wide_saved, **attributes)
     stock = expected
-    if not empty:
+    if case.batch > 0:
         stock = reference.conv2d_bias_act_grad(dy, *operands[:2], saved, **attributes)
     values = gradients(case, dy, *operands[:2], saved)
     for name, value, other, exact in zip(
@@ -75,6 +85,45 @@ def test_forward_and_gradients(case, isa):
 @pytest.mark.parametrize("act", cases.ACTIVATIONS)
 def test_activations(act, dtype, isa):
     check(cases.ConvCase(act=act, dtype=dtype, cin=17, cout=33, side=True))
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
+@pytest.mark.parametrize("cout", [31, 64])
+@pytest.mark.parametrize("act", ["none", "relu", "silu"])
+def test_scale(act, cout, kernel, layout, dtype, isa):
+    """In tiles that are written from registers, and in those that are staged."""
+    for bias, side in ((False, False), (True, False), (True, True)):
+        check_forward(
+            cases.ConvCase(
+                image=(6, 7), cin=16, cout=cout, kernel=kernel, layout=layout, dtype=dtype,
+                act=act, bias=bias, side=side, scale=True,
+            )
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+@pytest.mark.parametrize("act", ["none", "tanh", "silu"])
+def test_gradients_with_scale(act, layout, dtype):
+    case = cases.ConvCase(act=act, layout=layout, dtype=dtype, cin=5, cout=7, side=True, scale=True)
+    attributes = unscaled(case)
+
+    def gradients(function, dtype):
+        *operands, dy = cast((*case.inputs()[:4], case.factors(), case.inputs()[4]), dtype)
+        with tf.GradientTape() as tape:
+            tape.watch(operands)
+            x, filters, bias, side, scale = operands
+            y = function(x, filters, bias, side_input=side, scale=scale, **attributes)
+        return tape.gradient(y, operands, output_gradients=dy)
+
+    values = gradients(conv2d_bias_act, dtype)
+    stock = gradients(reference.conv2d_bias_act, dtype)
+    expected = gradients(reference.conv2d_bias_act, "float64")
+    names = ("dx", "dfilters", "dbias", "dside", "dscale")
+    for row in zip(names, values, stock, expected, strict=True):
+        assert_as_exact(*row, dtype)
 
 
 def test_published_example(isa):
@@ -114,6 +163,7 @@ def random_cases(draw, dtypes):
         layout=draw(st.sampled_from(cases.LAYOUTS)),
         bias=draw(st.booleans()),
         side=draw(st.booleans()),
+        scale=draw(st.booleans()),
         act=draw(st.sampled_from(cases.ACTIVATIONS)),
         dtype=draw(st.sampled_from(dtypes)),
     )

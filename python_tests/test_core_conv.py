@@ -60,7 +60,7 @@ class Case:
         scale = 1 / np.sqrt(max(kernel[0] * kernel[1] * in_c, 1))
         filters = random.normal(size=(*kernel, in_c, out_c)) * scale
         self.filters = filters.astype(dtype)
-        self.bias = normal(out_c)
+        self.bias, self.scale = normal(out_c), normal(out_c)
         self.side, self.dy = (normal(batch, *self.out_size, out_c) for _ in range(2))
 
     def windows(self):
@@ -74,11 +74,10 @@ class Case:
         ]
 
     def reference(self):
-        """z with bias and side input, and the gradients for dz = dy, in float64."""
+        """z without scale, bias and side input, and the gradients for dz = dy, in float64."""
         windows, filters = self.windows(), self.filters.astype(np.float64)
         dy = self.dy.astype(np.float64)
         z = np.einsum("nhwcrs,rsck->nhwk", windows, filters, optimize=True)
-        z += self.bias.astype(np.float64) + self.side.astype(np.float64)
         dw = np.einsum("nhwcrs,nhwk->rsck", windows, dy, optimize=True)
         dx = np.zeros(np.pad(self.input, self.pads).shape)
         for r in range(filters.shape[0]):
@@ -112,11 +111,15 @@ def _assert_close(actual, expected, tolerance, scale=1.0):
 def test_matches_float64(parameters, dtype, core_isa):
     case = Case(parameters, dtype)
     z, gradients = case.reference()
-    y, pre = _core.conv_forward(
-        case.shape(), case.input, case.filters, case.bias, case.side, activation="relu"
-    )
-    _assert_close(pre, z, TOLERANCE[dtype])
-    _assert_close(y, np.maximum(z, 0), TOLERANCE[dtype])
+    bias, side, factors = (v.astype(np.float64) for v in (case.bias, case.side, case.scale))
+    for scale, expected in ((None, z + bias + side), (case.scale, z * factors + bias + side)):
+        y, pre = _core.conv_forward(
+            *(case.shape(), case.input, case.filters, case.bias, case.side),
+            scale=scale,
+            activation="relu",
+        )
+        _assert_close(pre, expected, TOLERANCE[dtype])
+        _assert_close(y, np.maximum(expected, 0), TOLERANCE[dtype])
     actual = _core.conv_gradient(case.shape(), case.dy, case.input, case.filters)
     for a, e in zip(actual, gradients, strict=True):
         _assert_close(a, e, TOLERANCE[dtype])

@@ -46,7 +46,7 @@ class Case:
         self.channels_first = channels_first
         self.channels = shape[1] if channels_first else shape[-1]
         self.x, self.side, self.dy = (random.normal(size=shape).astype(dtype) for _ in range(3))
-        self.bias = random.normal(size=self.channels).astype(dtype)
+        self.bias, self.scale = random.normal(size=(2, self.channels)).astype(dtype)
 
     def wide(self, array):
         array = np.asarray(array).astype(np.float64)
@@ -55,11 +55,21 @@ class Case:
         return array.reshape(-1, self.channels, 1)
 
 
-def forward(device, case, activation, side=True, bias=True, pre_activation=True, misaligned=False):
+def forward(
+    device,
+    case,
+    activation,
+    side=True,
+    bias=True,
+    scale=True,
+    pre_activation=True,
+    misaligned=False,
+):
     x, side_input = (device.put(v, misaligned) for v in (case.x, case.side))
     y, pre = (device.poisoned(case.x.shape, case.x.dtype, misaligned) for _ in range(2))
     device.module.bias_act_forward(
         *(x, y),
+        scale=device.put(case.scale) if scale else None,
         bias=device.put(case.bias) if bias else None,
         side_input=side_input if side else None,
         pre_activation=pre if pre_activation else None,
@@ -92,10 +102,11 @@ def gradient(device, case, activation, saved, in_place=False):
 @pytest.mark.parametrize("shape,channels_first", SHAPES)
 def test_shapes(device, shape, channels_first, dtype):
     case = Case(shape, channels_first, dtype)
-    for side, bias in ((True, True), (False, True), (True, False)):
-        z = case.wide(case.x) + (case.wide(case.side) if side else 0)
+    for side, bias, scale in ((1, 1, 0), (1, 1, 1), (0, 1, 1), (1, 0, 0)):
+        z = case.wide(case.x) * (case.scale.astype(np.float64)[None, :, None] if scale else 1)
+        z += case.wide(case.side) if side else 0
         z += case.bias.astype(np.float64)[None, :, None] if bias else 0
-        y, pre = forward(device, case, "relu", side, bias)
+        y, pre = forward(device, case, "relu", side, bias, scale)
         assert_near("y", case.wide(y), np.maximum(z, 0), TOLERANCE[dtype])
         assert_near("pre_activation", case.wide(pre), z, TOLERANCE[dtype])
     dz = case.wide(case.dy) * (case.wide(y) > 0)
@@ -133,7 +144,7 @@ def test_value_over_the_whole_range(device, activation):
     case = Case((1, 1804), False, "float32")
     case.x = np.concatenate([[0, 3, -3, 6], small, -small, large, -large])[None].astype("f")
     value, slope = REFERENCE[activation]
-    y, pre = forward(device, case, activation, side=False, bias=False)
+    y, pre = forward(device, case, activation, side=False, bias=False, scale=False)
     with np.errstate(over="ignore", under="ignore"):
         expected_y, expected = value(case.x.astype(np.float64)), slope(case.x.astype(np.float64))
     eps = np.finfo(np.float32).eps
@@ -165,6 +176,7 @@ def test_wrong_arguments(device):
     for arguments, message in (
         ({"y": device.put(np.zeros((3, 2), np.float32))}, "y must have"),
         ({"y": x, "bias": device.put(np.zeros(2, np.float32))}, "bias must have"),
+        ({"y": x, "scale": device.put(np.zeros(2, np.float32))}, "scale must have"),
         ({"y": x, "activation": "softmax"}, "activation 'softmax'"),
         ({"y": np.zeros((2, 3), np.float32)}, "y must be"),
         ({"y": None}, "y must be given"),

@@ -46,6 +46,19 @@ def test_activations(act, dtype, name):
     test_conv.check(case, forward=exact(run.forward), gradients=exact(run.gradients))
 
 
+@BACKENDS
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
+@pytest.mark.parametrize("act", ["none", "relu", "silu"])
+def test_scale(act, kernel, layout, name):
+    run = Launchers(backend(name))
+    for dtype in ("float32", "float16", "bfloat16"):
+        case = cases.ConvCase(
+            act=act, kernel=kernel, layout=layout, dtype=dtype, cout=9, side=True, scale=True
+        )
+        test_conv.check_forward(case, forward=exact(run.forward))
+
+
 @given(case=test_conv.random_cases(["float32"]), seed=st.integers(0, 1000))
 def test_random_shapes(case, seed):
     run = Launchers(backend("emulated"))

@@ -307,6 +307,12 @@ FORWARD_OPS = {
     "conv_without_bias": lambda x, w, b, side: tfo.conv2d_bias_act(
         x, w, side_input=side, activation="leaky_relu", alpha=0.3
     ),
+    "conv_scale": lambda x, w, b, side: tfo.conv2d_bias_act(
+        x, w, b, activation="silu", side_input=side, scale=tf.sin(b)
+    ),
+    "conv_scale_nchw": lambda x, w, b, side: tfo.conv2d_bias_act(
+        tf.transpose(x, [0, 3, 1, 2]), w, data_format="NCHW", scale=b
+    ),
     "matmul": lambda x, w, b, side: tfo.matmul_bias_act(
         x, w[0, 0], b, transpose_b=True, side_input=side, approximate=True
     ),

@@ -39,8 +39,8 @@ inline ConvShape MatMulShape(std::int64_t batch, std::int64_t m, std::int64_t k,
           1,     1, 1, 1, 0, 0, transpose_a, false, transpose_b};
 }
 
-// y = activation(z + bias + side_input). Null pointers: no bias, no side input,
-// pre-activation not wanted.
+// y = activation(z * scale + bias + side_input). Null pointers: no scale, no
+// bias, no side input, pre-activation not wanted.
 struct ConvForwardArgs {
   DType dtype;
   ConvShape shape;
@@ -48,6 +48,7 @@ struct ConvForwardArgs {
   double alpha;
   const void* input;
   const void* filters;
+  const void* scale;
   const void* bias;
   const void* side_input;
   void* y;

@@ -19,7 +19,8 @@ bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
         static_cast<const T*>(args.bias),
         static_cast<const T*>(args.side_input), args.activation,
         static_cast<Accumulator<T>>(args.alpha),
-        AddressMap::Of(s.out_h, s.out_w, s.out_c, s.output_channels_first)}},
+        AddressMap::Of(s.out_h, s.out_w, s.out_c, s.output_channels_first),
+        static_cast<const T*>(args.scale)}},
       parallel, scratch);
 }
 

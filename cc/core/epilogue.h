@@ -1,5 +1,5 @@
-// What happens to a register tile before it reaches memory: bias, side input,
-// pre-activation, activation, layout.
+// What happens to a register tile before it reaches memory: scale, bias, side
+// input, pre-activation, activation, layout.
 #ifndef TFO_CC_CORE_EPILOGUE_H_
 #define TFO_CC_CORE_EPILOGUE_H_
 
@@ -20,7 +20,8 @@ struct Epilogue {
   Activation activation;
   Accumulator<T> alpha;
   AddressMap map;
-  bool stream = false;  // whole vectors bypass the caches
+  const T* scale = nullptr;  // of the product, before the bias; null: one
+  bool stream = false;       // whole vectors bypass the caches
 
   // Whether `size` elements of output are better stored past the caches: they
   // are more than fit, and rows begin at a cache line.
@@ -32,8 +33,8 @@ struct Epilogue {
            map.c == 1 && map.w % kLine == 0 && address % 64 == 0;
   }
 
-  // Lets the tile write its own sums to y, if no more than bias and relu is to
-  // be done and `columns` are whole vectors: a pass through memory less.
+  // Lets the tile write its own sums to y, if no more than scale, bias and relu
+  // is to be done and `columns` are whole vectors: a pass through memory less.
   TFO_INLINE bool LeaveToTile(std::int64_t at, std::int64_t channel,
                               int columns,
                               TileOperands<Accumulator<T>>* tile) const {
@@ -44,6 +45,7 @@ struct Epilogue {
            activation == Activation::kRelu)) {
         tile->c = y + at + channel;
         tile->c_stride = map.w;
+        tile->scale = scale == nullptr ? nullptr : scale + channel;
         tile->bias = bias == nullptr ? nullptr : bias + channel;
         tile->relu = activation == Activation::kRelu;
         tile->stream = stream;
@@ -102,17 +104,25 @@ struct EpilogueWriter {
     StoreOne(e.y + at, static_cast<A>(Activate(Splat(z))[0]));
   }
 
+  // n <= lanes channels of a vector from `channel` on; `missing` where there is
+  // none.
+  TFO_INLINE V Channels(const T* vector, A missing, std::int64_t channel,
+                        int n) const {
+    return vector == nullptr ? Splat(missing)
+           : n == kLanesA    ? LoadAs(vector + channel)
+                             : LoadAsPartial(vector + channel, n);
+  }
+
   // Channels lie together: a row of the tile is a run.
   void Rows(std::int64_t at, std::int64_t channel, const A* tile, int rows,
             int columns) const {
     for (int k = 0; k < columns; k += kLanesA) {
       const int n = columns - k < kLanesA ? columns - k : kLanesA;
-      const V bias = e.bias == nullptr ? V{}
-                     : n == kLanesA    ? LoadAs(e.bias + channel + k)
-                                       : LoadAsPartial(e.bias + channel + k, n);
+      const V scale = Channels(e.scale, 1, channel + k, n);
+      const V bias = Channels(e.bias, 0, channel + k, n);
       for (int i = 0; i < rows; ++i) {
-        Run(at + i * e.map.w + k, Load(tile + i * kTileColumns<A> + k) + bias,
-            n);
+        Run(at + i * e.map.w + k,
+            Load(tile + i * kTileColumns<A> + k) * scale + bias, n);
       }
     }
   }
@@ -122,19 +132,21 @@ struct EpilogueWriter {
   void Columns(std::int64_t at, std::int64_t channel, const A* tile, int rows,
                int columns) const {
     for (int k = 0; k < columns; ++k) {
+      const A scale =
+          e.scale == nullptr ? A(1) : LoadOne(e.scale + channel + k);
       const A bias = e.bias == nullptr ? A(0) : LoadOne(e.bias + channel + k);
       const std::int64_t column = at + k * e.map.c;
       const A* from = tile + k;
       if (e.map.w != 1) {
         for (int i = 0; i < rows; ++i)
-          One(column + i * e.map.w, from[i * kTileColumns<A>] + bias);
+          One(column + i * e.map.w, from[i * kTileColumns<A>] * scale + bias);
         continue;
       }
       for (int i = 0; i < rows; i += kLanesA) {
         const int n = rows - i < kLanesA ? rows - i : kLanesA;
         V z{};
         for (int l = 0; l < n; ++l) z[l] = from[(i + l) * kTileColumns<A>];
-        Run(column + i, z + bias, n);
+        Run(column + i, z * scale + bias, n);
       }
     }
   }

@@ -62,9 +62,10 @@ struct TileOperands {
   std::int64_t c_stride;
   bool accumulate;
   PrefetchList* prefetch;
-  const A* bias = nullptr;  // a row to begin from; null: zero
-  bool relu = false;        // no sum is stored below zero
-  bool stream = false;      // stores bypass the caches
+  const A* bias = nullptr;   // a row to begin from; null: zero
+  const A* scale = nullptr;  // a row for the sums, before the bias; null: one
+  bool relu = false;         // no sum is stored below zero
+  bool stream = false;       // stores bypass the caches
 };
 
 template <class A, int kRows, int kVectors, bool kContiguousK>
@@ -75,9 +76,10 @@ void Tile(const TileOperands<A>& t) {
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] = t.accumulate        ? Load(c + i * t.c_stride + j * kLanes<A>)
-                  : t.bias != nullptr ? Load(t.bias + j * kLanes<A>)
-                                      : Vec<A>{};
+      sum[i][j] = t.accumulate ? Load(c + i * t.c_stride + j * kLanes<A>)
+                  : t.bias != nullptr && t.scale == nullptr
+                      ? Load(t.bias + j * kLanes<A>)
+                      : Vec<A>{};
     }
   }
   // The last entry, a line in use, is repeated until the tile is done.
@@ -107,6 +109,16 @@ void Tile(const TileOperands<A>& t) {
       }
       a += k_stride;
       b += b_stride;
+    }
+  }
+  if (t.scale != nullptr) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      const Vec<A> scale = Load(t.scale + j * kLanes<A>);
+      const Vec<A> bias =
+          t.bias == nullptr ? Vec<A>{} : Load(t.bias + j * kLanes<A>);
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows; ++i) sum[i][j] = sum[i][j] * scale + bias;
     }
   }
   if (t.relu) {

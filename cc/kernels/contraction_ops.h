@@ -1,8 +1,11 @@
 // The kernels of the contraction ops, forward and gradient. A Geometry says
 // what is peculiar to an op: its attributes, its arguments' names, and the
-// convolution that its shapes stand for. An Engine runs that on a device.
+// convolution that its shapes stand for, and whether that takes a scale. An
+// Engine runs it on a device.
 #ifndef TFO_CC_KERNELS_CONTRACTION_OPS_H_
 #define TFO_CC_KERNELS_CONTRACTION_OPS_H_
+
+#include <utility>
 
 #include "cc/core/conv.h"
 #include "cc/kernels/kernel_util.h"
@@ -28,6 +31,9 @@ class ContractionOp : public tensorflow::OpKernel {
     int count;
     OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_bias", &count));
     OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_side_inputs", &count));
+    if (Geometry::kHasScale) {
+      OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_scale", &count));
+    }
   }
 
   void Compute(tensorflow::OpKernelContext* ctx) override {
@@ -40,11 +46,16 @@ class ContractionOp : public tensorflow::OpKernel {
     const tensorflow::Tensor& b = ctx->input(1);
     BoundShapes shapes;
     TF_RETURN_IF_ERROR(geometry_.Bind(a.shape(), b.shape(), &shapes));
-    const tensorflow::Tensor *bias, *side_input;
+    const tensorflow::Tensor *scale = nullptr, *bias, *side_input;
+    if (Geometry::kHasScale) {
+      TF_RETURN_IF_ERROR(OptionalInput(ctx, "scale", &scale));
+    }
     TF_RETURN_IF_ERROR(OptionalInput(ctx, "bias", &bias));
     TF_RETURN_IF_ERROR(OptionalInput(ctx, "side_input", &side_input));
-    if (bias != nullptr) {
-      TF_RETURN_IF_ERROR(CheckShape("bias", *bias, "the output's channels",
+    for (const auto& [name, vector] :
+         {std::pair{"scale", scale}, std::pair{"bias", bias}}) {
+      if (vector == nullptr) continue;
+      TF_RETURN_IF_ERROR(CheckShape(name, *vector, "the output's channels",
                                     {shapes.conv.out_c}));
     }
     if (side_input != nullptr) {
@@ -58,8 +69,8 @@ class ContractionOp : public tensorflow::OpKernel {
     if (shapes.y.num_elements() == 0) return absl::OkStatus();
     return Engine::Forward(
         ctx, {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
-              a.data(), b.data(), DataOrNull(bias), DataOrNull(side_input), y,
-              pre_activation});
+              a.data(), b.data(), DataOrNull(scale), DataOrNull(bias),
+              DataOrNull(side_input), y, pre_activation});
   }
 
   Geometry geometry_;

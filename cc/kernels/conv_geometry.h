@@ -10,6 +10,7 @@ namespace tf_fused_ops {
 struct ConvGeometry {
   static constexpr const char* kGradientAttrs[] = {"input_gradient",
                                                    "filters_gradient"};
+  static constexpr bool kHasScale = true;
   ConvAttrs attrs;
 
   absl::Status Read(tensorflow::OpKernelConstruction* ctx) {

@@ -8,6 +8,7 @@ namespace tf_fused_ops {
 
 struct MatMulGeometry {
   static constexpr const char* kGradientAttrs[] = {"a_gradient", "b_gradient"};
+  static constexpr bool kHasScale = false;
   bool transpose_a, transpose_b;
 
   absl::Status Read(tensorflow::OpKernelConstruction* ctx) {

@@ -1,4 +1,4 @@
-// Convolution + bias (+ side input) + activation, and its gradient.
+// Convolution (* scale) + bias (+ side input) + activation, and its gradient.
 #include "cc/ops/conv_attrs.h"
 #include "cc/ops/shape_util.h"
 #include "tensorflow/core/framework/op.h"
@@ -50,15 +50,18 @@ absl::Status ChannelDim(InferenceContext* c, int* channel_dim) {
 absl::Status ConvShape(InferenceContext* c) {
   ActivationAttrs activation;
   TF_RETURN_IF_ERROR(ReadActivationAttrs(c, &activation));
-  int num_bias, num_side_inputs, channel_dim;
+  int num_bias, num_side_inputs, num_scale, channel_dim;
   TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_bias", &num_bias));
   TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_side_inputs", &num_side_inputs));
+  TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_scale", &num_scale));
   TF_RETURN_IF_ERROR(ChannelDim(c, &channel_dim));
   ShapeHandle input, filters, y;
   TF_RETURN_IF_ERROR(ConvOutputShape(c, &input, &filters, &y));
   DimensionHandle channels = c->Dim(y, channel_dim);
-  TF_RETURN_IF_ERROR(
-      MergeVectors(c, "bias", "the last dimension of filters", &channels));
+  for (const char* name : {"scale", "bias"}) {
+    TF_RETURN_IF_ERROR(
+        MergeVectors(c, name, "the last dimension of filters", &channels));
+  }
   TF_RETURN_IF_ERROR(c->ReplaceDim(y, channel_dim, channels, &y));
   TF_RETURN_IF_ERROR(MergeShapes(c, "side_input", "the output", &y));
   c->set_output(0, y);
@@ -90,11 +93,13 @@ REGISTER_OP("TfFusedOps>Conv2DBiasAct")
     .Input("filters: T")
     .Input("bias: num_bias * T")
     .Input("side_input: num_side_inputs * T")
+    .Input("scale: num_scale * T")
     .Output("y: T")
     .Output("pre_activation: T")
     .Attr("T: {half, bfloat16, float, double}")
     .Attr("num_bias: int >= 0 = 0")
     .Attr("num_side_inputs: int >= 0 = 0")
+    .Attr("num_scale: int >= 0 = 0")
     .Attr("strides: list(int)")
     .Attr("padding: {'SAME', 'VALID', 'EXPLICIT'}")
     .Attr("explicit_paddings: list(int) = []")
@@ -105,12 +110,13 @@ REGISTER_OP("TfFusedOps>Conv2DBiasAct")
     .Attr("save_pre_activation: bool = false")
     .SetShapeFn(ConvShape)
     .Doc(R"doc(
-Computes y = activation(conv2d(input, filters) + bias + side_input) in one pass.
+Computes y = activation(conv2d(input, filters) * scale + bias + side_input) in one pass.
 
 input: 4-D, laid out as data_format says.
 filters: [filter_height, filter_width, in_channels, out_channels].
 bias: none, or one vector of length out_channels.
 side_input: none, or one tensor of y's shape.
+scale: none, or one vector of length out_channels.
 alpha: leaky_relu's slope below zero; the other activations ignore it.
 y: 4-D, laid out as data_format says.
 pre_activation: the activation's argument, of y's shape, where save_pre_activation is set; otherwise empty.
@@ -140,7 +146,7 @@ REGISTER_OP("TfFusedOps>Conv2DBiasActGrad")
     .Attr("side_input_gradient: bool = true")
     .SetShapeFn(ConvGradShape)
     .Doc(R"doc(
-Computes the gradients of Conv2DBiasAct in one op.
+Computes the gradients of Conv2DBiasAct without scale in one op.
 
 dy: the gradient of y.
 input: the forward op's input.

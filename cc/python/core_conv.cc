@@ -23,7 +23,7 @@ void CheckMemory(bool done) {
 
 py::tuple Forward(const ConvShape& shape, const py::array& input,
                   const py::array& filters, const OptionalArray& bias,
-                  const OptionalArray& side_input,
+                  const OptionalArray& side_input, const OptionalArray& scale,
                   const std::string& activation, double alpha,
                   int num_threads) {
   const py::dtype dtype = input.dtype();
@@ -37,6 +37,7 @@ py::tuple Forward(const ConvShape& shape, const py::array& input,
       alpha,
       input.data(),
       filters.data(),
+      Optional("scale", scale, dtype, {shape.out_c}),
       Optional("bias", bias, dtype, {shape.out_c}),
       Optional("side_input", side_input, dtype, OutputShape(shape)),
       y.mutable_data(),
@@ -88,8 +89,8 @@ void BindConv(py::module_& m) {
   BindConvShape(m);
   m.def("conv_forward", &Forward, "Returns (y, pre_activation).", "shape"_a,
         "input"_a, "filters"_a, "bias"_a = py::none(),
-        "side_input"_a = py::none(), py::kw_only(), "activation"_a = "none",
-        "alpha"_a = 0.2, "num_threads"_a = 1);
+        "side_input"_a = py::none(), py::kw_only(), "scale"_a = py::none(),
+        "activation"_a = "none", "alpha"_a = 0.2, "num_threads"_a = 1);
   m.def("conv_gradient", &Gradient,
         "Returns the gradients (input, filters, bias, side_input).", "shape"_a,
         "dy"_a, "input"_a, "filters"_a, "saved"_a = py::none(), py::kw_only(),

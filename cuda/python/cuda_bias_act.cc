@@ -6,9 +6,9 @@ namespace tfo::cuda::python {
 namespace {
 
 void Forward(const py::object& x_object, const py::object& y_object,
-             const py::object& bias_object, const py::object& side_object,
-             const py::object& pre_object, bool channels_first,
-             const std::string& activation, double alpha,
+             const py::object& scale_object, const py::object& bias_object,
+             const py::object& side_object, const py::object& pre_object,
+             bool channels_first, const std::string& activation, double alpha,
              std::uintptr_t stream_handle) {
   const Stream stream = StreamOf(stream_handle);
   const Array x = ArrayOf("x", x_object, stream);
@@ -19,6 +19,8 @@ void Forward(const py::object& x_object, const py::object& y_object,
   args.channels = shape.channels;
   args.inner = shape.inner;
   const Array y = ArrayOf("y", y_object, stream, x.type, x.shape);
+  const Array scale =
+      ArrayOf("scale", scale_object, stream, x.type, {args.channels}, true);
   const Array bias =
       ArrayOf("bias", bias_object, stream, x.type, {args.channels}, true);
   const Array side =
@@ -28,6 +30,7 @@ void Forward(const py::object& x_object, const py::object& y_object,
   args.activation = ActivationOf(activation);
   args.alpha = alpha;
   args.x = x.data;
+  args.scale = scale.data;
   args.bias = bias.data;
   args.side = side.data;
   args.y = y.data;
@@ -67,10 +70,11 @@ void Gradient(const py::object& dy_object, const py::object& saved_object,
 void BindBiasAct(py::module_& module) {
   module.def(
       "bias_act_forward", &Forward, py::arg("x"), py::arg("y"), py::kw_only(),
-      py::arg("bias") = py::none(), py::arg("side_input") = py::none(),
+      py::arg("scale") = py::none(), py::arg("bias") = py::none(),
+      py::arg("side_input") = py::none(),
       py::arg("pre_activation") = py::none(), py::arg("channels_first") = false,
       py::arg("activation") = "none", py::arg("alpha") = 0.2, py::arg("stream"),
-      "y = act(x + bias + side_input), on `stream`. Arrays of float16, "
+      "y = act(x * scale + bias + side_input), on `stream`. Arrays of float16, "
       "bfloat16 or float32; y may be x or side_input.");
   module.def("bias_act_gradient", &Gradient, py::arg("dy"), py::kw_only(),
              py::arg("saved") = py::none(), py::arg("dz") = py::none(),

@@ -28,7 +28,7 @@ Sentences Run(Status (*launch)(const Args&, const Call&), const Args& args,
 
 Sentences Forward(const ConvShape& shape, const py::object& input_object,
                   const py::object& filters_object, const py::object& y_object,
-                  const py::object& bias_object,
+                  const py::object& scale_object, const py::object& bias_object,
                   const py::object& side_input_object,
                   const py::object& pre_activation_object,
                   const std::string& activation, double alpha, bool allow_tf32,
@@ -43,14 +43,15 @@ Sentences Forward(const ConvShape& shape, const py::object& input_object,
   array("input", input_object, InputShape(shape));
   const Array filters = array("filters", filters_object, FilterShape(shape));
   const Array y = array("y", y_object, output);
+  const Array scale = array("scale", scale_object, {shape.out_c}, true);
   const Array bias = array("bias", bias_object, {shape.out_c}, true);
   const Array side_input = array("side_input", side_input_object, output, true);
   const Array pre_activation =
       array("pre_activation", pre_activation_object, output, true);
   return Run(&ConvForward,
              {DTypeOf("input", input), shape, ActivationOf(activation), alpha,
-              input.data, filters.data, bias.data, side_input.data, y.data,
-              pre_activation.data},
+              input.data, filters.data, scale.data, bias.data, side_input.data,
+              y.data, pre_activation.data},
              allow_tf32, stream);
 }
 
@@ -98,13 +99,14 @@ void BindConv(py::module_& m) {
   using namespace py::literals;
   tfo::python::BindConvShape(m);
   m.def("conv_forward", &Forward,
-        "y = act(conv(input, filters) + bias + side_input), on `stream`. Dense "
-        "arrays of float16, bfloat16 or float32. Returns what cuBLASLt and "
-        "cuDNN newly refused to fuse, in sentences.",
+        "y = act(conv(input, filters) * scale + bias + side_input), on "
+        "`stream`. Dense arrays of float16, bfloat16 or float32. Returns what "
+        "cuBLASLt and cuDNN newly refused to fuse, in sentences.",
         "shape"_a, "input"_a, "filters"_a, "y"_a, py::kw_only(),
-        "bias"_a = py::none(), "side_input"_a = py::none(),
-        "pre_activation"_a = py::none(), "activation"_a = "none",
-        "alpha"_a = 0.2, "allow_tf32"_a = true, "stream"_a);
+        "scale"_a = py::none(), "bias"_a = py::none(),
+        "side_input"_a = py::none(), "pre_activation"_a = py::none(),
+        "activation"_a = "none", "alpha"_a = 0.2, "allow_tf32"_a = true,
+        "stream"_a);
   m.def("conv_gradient", &Gradient,
         "The gradients that are given an array to be written to, on `stream`. "
         "Returns what conv_forward does.",

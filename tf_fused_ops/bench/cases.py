@@ -47,6 +47,7 @@ class ConvCase(Case):
     side: bool = False
     act: str = "relu"
     dtype: str = "float32"
+    scale: bool = False
 
     def _extent(self, i):
         return (self.kernel[i] - 1) * self.dilations[i] + 1
@@ -82,7 +83,7 @@ class ConvCase(Case):
         padding = self.padding
         if not isinstance(padding, str):
             padding = self.ordered([0, 0], [list(pair) for pair in padding], [0, 0])
-        return {
+        attributes = {
             "strides": self.ordered(1, self.strides, 1),
             "dilations": self.ordered(1, self.dilations, 1),
             "padding": padding,
@@ -90,6 +91,11 @@ class ConvCase(Case):
             "activation": self.act,
             "alpha": ALPHA,
         }
+        return attributes | ({"scale": self.factors()} if self.scale else {})
+
+    def factors(self):
+        """A scale: a factor per channel, negatives and zeros among them, exact in every dtype."""
+        return np.arange(self.cout) % 13 / 4 - 1.0
 
     def title(self):
         """What it is, for people."""

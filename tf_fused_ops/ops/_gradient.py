@@ -1,5 +1,7 @@
 """What the registered gradients share."""
 
+import itertools
+
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
@@ -130,16 +132,17 @@ def differentiate(function, op, output_gradients):
     return result
 
 
-def contraction_gradient(op, dy, dpre_activation, names, forward, gradient_op):
-    """The gradient of a convolution or matrix product with bias, side input and activation.
+def contraction_gradient(op, dy, dpre_activation, names, optional, forward, gradient_op):
+    """The gradient of a convolution or matrix product with bias, side input, scale and activation.
 
     Args:
-        op: The forward operation; its inputs are two operands, then bias and side input where it
-            has them.
+        op: The forward operation; its inputs are two operands, then what `optional` counts.
         dy: The gradient of y.
         dpre_activation: The gradient of the pre-activation output; not zero only in gradients of
             gradients.
         names: The attributes that forward and gradient op share.
+        optional: The attributes that count the optional inputs: bias, side input, and scale where
+            the op may have one.
         forward: Runs the forward op on lists of inputs and attributes and returns y.
         gradient_op: Runs the gradient op: dy, operands, saved tensors, four switches, attributes.
 
@@ -147,28 +150,45 @@ def contraction_gradient(op, dy, dpre_activation, names, forward, gradient_op):
         A list, one gradient an input.
     """
     shared = attributes(op, *names)
-    num_bias = op.get_attr("num_bias")
-    left, right, *rest = op.inputs
-    bias, side_input = rest[:num_bias], rest[num_bias:]
+    counts = [op.get_attr(name) for name in optional]
+    ends = list(itertools.accumulate(counts, initial=2))
+    left, right = op.inputs[:2]
+    lists = [list(op.inputs[begin:end]) for begin, end in itertools.pairwise(ends)]
+    bias, side_input, *scales = lists
+    (scale,) = scales[0] if scales and scales[0] else (None,)
     want = wanted(op)
     switches = [
         want[0],
-        want[1],
+        want[1] or (scale is not None and want[-1]),
         bool(bias) and want[2],
-        bool(side_input) and want[2 + num_bias],
+        bool(side_input) and want[2 + len(bias)],
     ]
+    # Scaled outputs are those of scaled filters.
+    factor = right if scale is None else right * scale
 
     def recompute():
-        return forward([left, right, bias, side_input], {**shared, "activation": "none"})
+        return forward([left, right, *lists], {**shared, "activation": "none"})
 
     gradients = [None] * 4
     linear = has_output(op, 1, "save_pre_activation") and not is_zero(dpre_activation)
     if linear:
         attributes_of_linear = {**shared, "activation": "none"}
-        gradients = gradient_op(dpre_activation, left, right, [], switches, attributes_of_linear)
+        gradients = gradient_op(dpre_activation, left, factor, [], switches, attributes_of_linear)
     if not linear or not is_zero(dy):
         saved = saved_tensors(op, shared["activation"], shared["alpha"], recompute)
-        more = gradient_op(tf.convert_to_tensor(dy), left, right, saved, switches, shared)
+        more = gradient_op(tf.convert_to_tensor(dy), left, factor, saved, switches, shared)
         gradients = [v if u is None else u + v for u, v in zip(gradients, more, strict=True)]
     gradients = [value if on else None for value, on in zip(gradients, switches, strict=True)]
-    return gradients[:2] + gradients[2:3] * len(bias) + gradients[3:] * len(side_input)
+    dleft, dfactor, *rest = gradients
+    result = [dleft, dfactor, *rest[:1] * len(bias), *rest[1:] * len(side_input)]
+    if scale is None:
+        return result
+    result[1] = dfactor * scale if want[1] else None
+    return [*result, _sum_over_rows(dfactor, right) if want[-1] else None]
+
+
+def _sum_over_rows(a, b):
+    """Returns the sum of a * b over all dimensions but the last, at least in float32."""
+    wide = tf.float32 if a.dtype.size == 2 else a.dtype
+    product = tf.cast(a, wide) * tf.cast(b, wide)
+    return tf.cast(tf.reduce_sum(product, [0, 1, 2]), a.dtype)

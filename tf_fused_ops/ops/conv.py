@@ -1,4 +1,4 @@
-"""Convolution + bias (+ side input) + activation as one op, and its gradients."""
+"""Convolution (* scale) + bias (+ side input) + activation as one op, and its gradients."""
 
 import tensorflow as tf
 
@@ -7,6 +7,7 @@ from tf_fused_ops.ops import _arguments, _gradient, activations, reference
 
 _CONV_ATTRIBUTES = ("strides", "padding", "explicit_paddings", "data_format", "dilations")
 _ATTRIBUTES = (*_CONV_ATTRIBUTES, "activation", "alpha")
+_OPTIONAL = ("num_bias", "num_side_inputs", "num_scale")
 
 
 def _four(name, value, data_format):
@@ -57,9 +58,10 @@ def conv2d_bias_act(
     data_format="NHWC",
     dilations=1,
     alpha=0.2,
+    scale=None,
     name=None,
 ):
-    """Computes activation(conv2d(x, filters) + bias + side_input) in one pass.
+    """Computes activation(conv2d(x, filters) * scale + bias + side_input) in one pass.
 
     The convolution is that of `tf.nn.conv2d`. The gradient keeps x, filters and y; for activations
     whose slope cannot be read off y (silu, hard_swish, mish, gelu, leaky_relu with alpha < 0) the
@@ -79,6 +81,8 @@ def conv2d_bias_act(
         data_format: "NHWC" or "NCHW".
         dilations: As strides.
         alpha: leaky_relu's slope below zero.
+        scale: [out_channels], of x's dtype, or None: a factor per channel, such as that of batch
+            normalization in inference.
         name: A name for the operation.
 
     Returns:
@@ -96,6 +100,7 @@ def conv2d_bias_act(
     filters = _arguments.tensor_like("filters", filters, x.dtype, "x")
     bias = _arguments.optional("bias", bias, x.dtype, "x")
     side_input = _arguments.optional("side_input", side_input, x.dtype, "x")
+    scale = _arguments.optional("scale", scale, x.dtype, "x")
     batch_shape = None
     if x.shape.rank is not None and x.shape.rank > 4:
         batch_shape, static_batch = tf.shape(x)[:-3], x.shape[:-3]
@@ -106,6 +111,7 @@ def conv2d_bias_act(
         filters=filters,
         bias=bias,
         side_input=side_input,
+        scale=scale,
         strides=_four("strides", strides, data_format),
         padding=padding,
         explicit_paddings=explicit_paddings,
@@ -113,7 +119,7 @@ def conv2d_bias_act(
         dilations=_four("dilations", dilations, data_format),
         activation=activation,
         alpha=alpha,
-        save_pre_activation=keep and _gradient.records(x, filters, *bias, *side_input),
+        save_pre_activation=keep and _gradient.records(x, filters, *bias, *side_input, *scale),
         name=name,
     )
     if batch_shape is not None:
@@ -140,7 +146,7 @@ def _gradient_op(dy, x, filters, saved, switches, attributes):
 @tf.RegisterGradient("TfFusedOps>Conv2DBiasAct")
 def _conv2d_bias_act_gradient(op, dy, dpre_activation):
     return _gradient.contraction_gradient(
-        op, dy, dpre_activation, _ATTRIBUTES, _forward, _gradient_op
+        op, dy, dpre_activation, _ATTRIBUTES, _OPTIONAL, _forward, _gradient_op
     )
 
 

@@ -6,6 +6,7 @@ from tf_fused_ops._library import ops
 from tf_fused_ops.ops import _arguments, _gradient, activations, reference
 
 _ATTRIBUTES = ("transpose_a", "transpose_b", "activation", "alpha")
+_OPTIONAL = ("num_bias", "num_side_inputs")
 
 
 def matmul_bias_act(
@@ -91,7 +92,7 @@ def _forward(inputs, attributes):
 @tf.RegisterGradient("TfFusedOps>MatMulBiasAct")
 def _matmul_bias_act_gradient(op, dy, dpre_activation):
     return _gradient.contraction_gradient(
-        op, dy, dpre_activation, _ATTRIBUTES, _forward, _gradient_op
+        op, dy, dpre_activation, _ATTRIBUTES, _OPTIONAL, _forward, _gradient_op
     )
 
 

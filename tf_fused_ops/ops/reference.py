@@ -61,9 +61,20 @@ def _conv2d(x, filters, strides, padding, data_format, dilations):
 
 
 def conv2d_bias_act(
-    x, filters, bias, side_input, *, strides, padding, data_format, dilations, activation, alpha
+    x,
+    filters,
+    bias,
+    side_input,
+    *,
+    strides,
+    padding,
+    data_format,
+    dilations,
+    activation,
+    alpha,
+    scale=None,
 ):
-    """activation(conv2d(x, filters) + bias + side_input).
+    """activation(conv2d(x, filters) * scale + bias + side_input).
 
     Args:
         x: 4-D, laid out as data_format says.
@@ -76,13 +87,16 @@ def conv2d_bias_act(
         dilations: Four integers, in the order of data_format.
         activation: A name of `activations.STOCK`.
         alpha: leaky_relu's slope below zero.
+        scale: [out_channels] or None.
 
     Returns:
         A tensor of x's dtype, laid out as data_format says.
     """
     z = _conv2d(x, filters, strides, padding, data_format, dilations)
-    if bias is not None and data_format == "NCHW":
-        bias = tf.reshape(bias, [-1, 1, 1])
+    if data_format == "NCHW":
+        scale, bias = (v if v is None else tf.reshape(v, [-1, 1, 1]) for v in (scale, bias))
+    if scale is not None:
+        z = z * tf.cast(scale, z.dtype)
     return _bias_act(z, bias, side_input, activation, alpha)
 
 

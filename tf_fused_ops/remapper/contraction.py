@@ -1,6 +1,7 @@
 """Rules for convolutions and matrix products with bias, side input and activation."""
 
 import abc
+import functools
 from typing import ClassVar
 
 import tensorflow as tf
@@ -159,7 +160,7 @@ class Conv2DBiasAct(_ContractionBiasAct):
     keyed = ("data_format",)
     fused_ops = ("TfFusedOps>Conv2DBiasAct", "TfFusedOps>Conv2DBiasActGrad")
 
-    forward_op = staticmethod(ops.tf_fused_ops_conv2d_bias_act)
+    forward_op = staticmethod(functools.partial(ops.tf_fused_ops_conv2d_bias_act, scale=[]))
     gradient_op = staticmethod(ops.tf_fused_ops_conv2d_bias_act_grad)
 
     def linear(self, attrs, input, filters, bias=None):

@@ -13,6 +13,7 @@ from tf_fused_ops.remapper.report import Fusion, Report
 _ACTIVATION = ("activation", "alpha")
 _CONV = ("strides", "padding", "data_format", "dilations")
 _MATMUL = ("transpose_a", "transpose_b")
+_OPTIONAL = ("num_bias", "num_side_inputs", "num_scale")
 _STATISTICS = ("epsilon", "momentum", "training", "unbiased", "data_format")
 
 
@@ -52,21 +53,29 @@ def _attributes(op, names):
 
 
 def _contraction(function, names):
-    """Returns what stands for a forward op with bias, side input and activation."""
+    """Returns what stands for a forward op with bias, side input, scale and activation."""
 
     def stock(op):
-        attributes, end = _attributes(op, names), 2 + op.get_attr("num_bias")
+        attributes, rest = _attributes(op, names), iter(op.inputs[2:])
+        bias, side_input, scale = (_optional(op, name, rest) for name in _OPTIONAL)
+        if scale is not None:
+            attributes["scale"] = scale
         z = function(
             *op.inputs[:2], None, None, **attributes, **{"activation": "none", "alpha": 0.0}
         )
-        for bias in op.inputs[2:end]:
+        if bias is not None:
             z = _add_bias(z, bias, attributes.get("data_format", "NHWC"))
-        for side_input in op.inputs[end:]:
+        if side_input is not None:
             z = z + side_input
         y = reference.activate(z, **_attributes(op, _ACTIVATION))
         return [y, z if op.get_attr("save_pre_activation") else tf.zeros([0], z.dtype)]
 
     return stock
+
+
+def _optional(op, count, inputs):
+    """Returns the next of an op's inputs if the attribute that counts it says that it is there."""
+    return next(inputs) if count in op.node_def.attr and op.get_attr(count) else None
 
 
 def _add_bias(z, bias, data_format):
