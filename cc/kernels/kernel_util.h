@@ -15,6 +15,7 @@
 #include "cc/core/parallel.h"
 #include "cc/core/scratch.h"
 #include "cc/core/types.h"
+#include "cc/kernels/huge_pages.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/threadpool.h"
 
@@ -116,6 +117,7 @@ class ScratchOwner {
       return nullptr;
     }
     tensors_.push_back(tensor);
+    AdviseHugePages(tensor.data(), bytes);
     return tensor.data();
   }
 
@@ -147,6 +149,8 @@ inline absl::Status OptionalOutput(tensorflow::OpKernelContext* ctx, int index,
   TF_RETURN_IF_ERROR(ctx->allocate_output(
       index, wanted ? shape : tensorflow::TensorShape({0}), &tensor));
   *data = wanted ? tensor->data() : nullptr;
+  const bool on_cpu = ctx->op_device_context() == nullptr;
+  if (wanted && on_cpu) AdviseHugePages(tensor->data(), tensor->TotalBytes());
   return absl::OkStatus();
 }
 
