@@ -212,10 +212,10 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
              pitch);
       from = to;
     }
-    const std::int64_t tile_rows = EvenPart(columns, kTileRows);
+    const EvenParts parts(columns, kTileRows);
     const std::int64_t last_panel = Min(panels, (group + 1) * panels_per_task);
-    const std::int64_t tiles = rows * CeilDiv(columns, tile_rows) *
-                               (last_panel - group * panels_per_task);
+    const std::int64_t tiles =
+        rows * parts.count() * (last_panel - group * panels_per_task);
     Lookahead<T> lookahead = x.After(bands, n, h, w, tiles);
     alignas(64) A tile[(kTileRows + 1) * kColumns];
     PrefetchList prefetch;
@@ -232,8 +232,8 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
         operands.segments = segments + tap_rows.begin * segments_per_row;
         operands.num_segments =
             (tap_rows.end - tap_rows.begin) * segments_per_row;
-        for (std::int64_t j = 0; j < columns; j += tile_rows) {
-          const int num_rows = static_cast<int>(Min(columns - j, tile_rows));
+        for (std::int64_t part = 0, j = 0; j < columns; ++part) {
+          const int num_rows = static_cast<int>(parts.Size(part));
           const std::int64_t at = epilogue.map.Offset(n, i0 + i, j0 + j);
           operands.a =
               from + i * x.stride_h * row_pitch + j * x.stride_w * pitch;
@@ -259,6 +259,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
                           num_rows);
             }
           }
+          j += num_rows;
         }
       }
     }

@@ -252,7 +252,7 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
           for (std::int64_t run = 0; run < num_runs; ++run) {
             const bool whole = p.block == s.in_c;
             const std::int64_t length = whole ? runs[run].length : channels;
-            const std::int64_t tile_rows = EvenPart(length, kTileRows);
+            const EvenParts parts(length, kTileRows);
             // Pixels whose tap lies beyond the image add nothing.
             const Range inside =
                 Inside(h + run / runs_per_row * g.x.taps.RowStep(), s.stride_h,
@@ -263,8 +263,8 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
             const A* const dz = dz_band +
                                 (panel - first_panel) * dz_panel_size +
                                 inside.begin * width * kColumns;
-            for (std::int64_t i = 0; i < length; i += tile_rows) {
-              const int num_rows = static_cast<int>(Min(length - i, tile_rows));
+            for (std::int64_t part = 0, i = 0; i < length; ++part) {
+              const int num_rows = static_cast<int>(parts.Size(part));
               prefetch.Clear();
               x_ahead.Advance(&prefetch);
               dz_ahead.Advance(&prefetch);
@@ -272,6 +272,7 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
                   {x + runs[run].offset + i, 1, s.stride_w * p.pitch,
                    inside_lines, inside.end - inside.begin, dz, kColumns,
                    row + i * kColumns, kColumns, accumulate, &prefetch});
+              i += num_rows;
             }
             row += (whole ? length : s.in_c) * kColumns;
           }

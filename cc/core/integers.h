@@ -21,6 +21,22 @@ TFO_INLINE std::int64_t CeilDiv(std::int64_t a, std::int64_t b) {
 TFO_INLINE std::int64_t EvenPart(std::int64_t total, std::int64_t most) {
   return total == 0 ? 1 : CeilDiv(total, CeilDiv(total, most));
 }
+// The fewest parts of at most `most` that make up `total`, equal to within one.
+class EvenParts {
+ public:
+  TFO_INLINE EvenParts(std::int64_t total, std::int64_t most)
+      : count_(CeilDiv(total, most)),
+        size_(total / Max(count_, 1)),
+        longer_(total - count_ * size_) {}
+
+  TFO_INLINE std::int64_t count() const { return count_; }
+  TFO_INLINE std::int64_t Size(std::int64_t part) const {
+    return size_ + (part < longer_);
+  }
+
+ private:
+  std::int64_t count_, size_, longer_;  // the first `longer_` are one longer
+};
 
 }  // namespace
 }  // namespace tfo::TFO_ISA

@@ -28,6 +28,8 @@ constexpr int kTileRows = 6;
 constexpr int kTileVectors = 2;
 template <class A>
 constexpr int kTileColumns = kTileVectors * kLanes<A>;
+template <class A>
+constexpr int kLineElements = 64 / sizeof(A);
 
 // Cache lines that will be needed after this tile. They are asked for one at a
 // time while it is computed, so that memory works while the arithmetic does; a
@@ -68,9 +70,22 @@ struct TileOperands {
   bool stream = false;       // stores bypass the caches
 };
 
+// Rows of b asked for ahead of their use: those of unpacked filters lie pages
+// apart, where the processor does not look ahead itself.
+constexpr int kRowsAhead = 16;
+
+// Short tiles hold several sums for each element, of every n-th k: as many
+// multiply-adds are under way at a time as the processor has room for.
+template <int kRows, int kVectors>
+constexpr int kSums = kRows * kVectors >= 8   ? 1
+                      : kRows * kVectors >= 4 ? 2
+                                              : 4;
+
 template <class A, int kRows, int kVectors, bool kContiguousK>
 void Tile(const TileOperands<A>& t) {
-  Vec<A> sum[kRows][kVectors];
+  constexpr int kParts = kSums<kRows, kVectors>;
+  Vec<A> sums[kParts][kRows][kVectors]{};
+  auto& sum = sums[0];
   A* c = t.c;
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {
@@ -87,28 +102,44 @@ void Tile(const TileOperands<A>& t) {
   const void* const* line = t.prefetch->lines;
   const void* const* const last_line = line + t.prefetch->count;
   const A* b = t.b;
+  const A* a;
   const std::int64_t b_stride = t.b_stride;
   const std::int64_t row_stride = kContiguousK ? t.row_stride : 1;
   const std::int64_t k_stride = kContiguousK ? 1 : t.k_stride;
-  for (std::int64_t s = 0; s < t.num_segments; ++s) {
-    const A* a = t.a + t.segments[s].offset;
-    for (std::int64_t k = t.segments[s].length; k > 0; --k) {
-      __builtin_prefetch(*line, 0, 2);
-      line += line != last_line;
+  const auto step = [&](auto& to) TFO_INLINE_LAMBDA {
+    __builtin_prefetch(*line, 0, 2);
+    line += line != last_line;
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j)
-        __builtin_prefetch(b + 16 * b_stride + j * kLanes<A>, 0, 3);
-      Vec<A> row[kVectors];
+    for (int j = 0; j < kVectors * kLanes<A>; j += kLineElements<A>)
+      __builtin_prefetch(b + kRowsAhead * b_stride + j, 0, 3);
+    Vec<A> row[kVectors];
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) row[j] = Load(b + j * kLanes<A>);
+    for (int j = 0; j < kVectors; ++j) row[j] = Load(b + j * kLanes<A>);
 #pragma GCC unroll 16
-      for (int i = 0; i < kRows; ++i) {
-        const A element = a[i * row_stride];
+    for (int i = 0; i < kRows; ++i) {
+      const A element = a[i * row_stride];
 #pragma GCC unroll 4
-        for (int j = 0; j < kVectors; ++j) sum[i][j] += element * row[j];
-      }
-      a += k_stride;
-      b += b_stride;
+      for (int j = 0; j < kVectors; ++j) to[i][j] += element * row[j];
+    }
+    a += k_stride;
+    b += b_stride;
+  };
+  for (std::int64_t s = 0; s < t.num_segments; ++s) {
+    a = t.a + t.segments[s].offset;
+    std::int64_t k = t.segments[s].length;
+    for (; k >= kParts; k -= kParts) {
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) step(sums[part]);
+    }
+    if constexpr (kParts > 1)
+      for (; k > 0; --k) step(sum);
+  }
+#pragma GCC unroll 4
+  for (int part = 1; part < kParts; ++part) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) sum[i][j] += sums[part][i][j];
     }
   }
   if (t.scale != nullptr) {
