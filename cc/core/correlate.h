@@ -3,6 +3,7 @@
 #ifndef TFO_CC_CORE_CORRELATE_H_
 #define TFO_CC_CORE_CORRELATE_H_
 
+#include "cc/core/depth.h"
 #include "cc/core/epilogue.h"
 #include "cc/core/lookahead.h"
 #include "cc/core/pack.h"
@@ -12,20 +13,24 @@
 namespace tfo::TFO_ISA {
 namespace {
 
-// What is gathered for one task at a time; it shares the second-level cache
-// with a panel of filters.
+// What is gathered for one task at a time.
 constexpr std::int64_t kBandBytes = 640 << 10;
-// Panels that stay there while the band passes: a tile's rows are read, and its
-// rows of the output written, for all of them in turn.
-constexpr std::int64_t kPanelsBytes = 256 << 10;
 // Fewer multiply-adds than this are not worth a task of their own.
 constexpr std::int64_t kTaskWork = 1 << 20;
 constexpr std::int64_t kWantedTasks = 32;
-// Filters that meet no more pixels than this are not worth packing.
-constexpr std::int64_t kUnpackedPixels = 4 * kTileRows;
 // A task gathers its band anew, so it should have this many panels to use it
 // for.
 constexpr std::int64_t kPanelsPerTask = 8;
+// Panels that stay in the second-level cache while the band passes: a tile's
+// rows are read, and its rows of the output written, for all of them in turn.
+constexpr std::int64_t kPanelsBytes = 256 << 10;
+// Filters that meet no more tiles than this are packed block by block, and used
+// at once: they would be written to memory and read again for little.
+constexpr std::int64_t kFewTiles = 32;
+// Panels that should be in such a block: of rows that lie pages apart, more
+// than a few bytes should be read. Tasks must not become few, though.
+constexpr std::int64_t kLeastTogether = 4, kMostTogether = 16;
+constexpr std::int64_t kLeastTasks = 8;
 
 // How the grid is cut into tasks; a function of the shape alone, so that
 // results do not depend on threads.
@@ -78,19 +83,6 @@ struct Correlation {
   FilterMap filter_map;
   Epilogue<T> epilogue;
   const PixelBlock* block = nullptr;  // null: a grid pixel is one of the output
-
-  // Whether filters are used too few times to be worth packing, and can be read
-  // as they are: the engine's type, whole vectors, rows of all taps in order.
-  TFO_INLINE bool ReadFiltersDirectly() const {
-    if (kIs16Bit<T> || block != nullptr || filter_map.column != 1 ||
-        out_channels % kLanes<Accumulator<T>> != 0 ||
-        x.batch * x.grid_h * x.grid_w > kUnpackedPixels ||
-        filter_map.matrix != x.channels * filter_map.row)
-      return false;
-    for (std::int64_t t = 0; t < x.taps.count; ++t)
-      if (x.taps.taps[t].filter != t) return false;
-    return true;
-  }
 };
 
 template <class T>
@@ -122,76 +114,125 @@ TFO_INLINE Bands CutIntoBands(const Windows<T>& x, std::int64_t pitch,
   return b;
 }
 
+// A tile of a band: what it reads, and where its results go.
+template <class A>
+struct Place {
+  const A* from;
+  std::int64_t first, last;  // the segments inside the image
+  std::int64_t i, j;         // of the grid
+  std::int64_t at;           // of the output
+  int rows;
+
+  TFO_INLINE bool Empty() const { return first >= last; }
+};
+
+// How the work is cut; a function of the shape alone.
+template <class T>
+struct CorrelationPlan {
+  using A = Accumulator<T>;
+  static constexpr int kColumns = kTileColumns<A>;
+
+  bool direct;
+  bool late;  // filters are packed block by block
+  std::int64_t pitch, row_pitch;
+  Bands bands;
+  std::int64_t num_bands;  // of all images
+  std::int64_t panels, panels_per_task, panels_together;
+  std::int64_t block_rows;  // of filters
+
+  std::int64_t PanelGroups() const { return CeilDiv(panels, panels_per_task); }
+  // Elements of a worker's memory: what is gathered, a block of filters, the
+  // sums of tiles between blocks, and a finished tile.
+  static constexpr std::int64_t kTileSize = kTileRows * kColumns;
+  std::int64_t BandSize() const {
+    return direct
+               ? 0
+               : bands.source_rows * bands.source_columns * pitch + kLanes<A>;
+  }
+  std::int64_t BlockSize() const {
+    return late ? panels_together * block_rows * kColumns : 0;
+  }
+  std::int64_t SumsSize() const {
+    return late ? panels_together * kFewTiles * kTileSize : 0;
+  }
+  std::int64_t WorkerSize() const {
+    return BandSize() + BlockSize() + SumsSize() + kTileSize + kColumns;
+  }
+};
+
+template <class T>
+CorrelationPlan<T> Plan(const Correlation<T>& c) {
+  using A = Accumulator<T>;
+  const Windows<T>& x = c.x;
+  CorrelationPlan<T> p;
+  p.panels = NumPanels<A>(c.out_channels);
+  p.direct = x.ReadDirectly() && PixelPitch<A>(x.channels) == x.channels;
+  p.pitch = p.direct ? x.map.w : PixelPitch<A>(x.channels);
+  const std::int64_t grid = x.batch * x.grid_h * x.grid_w;
+  const std::int64_t depth = Max(x.taps.count * x.channels, 1);
+  const std::int64_t work = depth * p.panels * kTileColumns<A>;
+  const std::int64_t wanted =
+      Max(Min(grid * work / kTaskWork, kWantedTasks), 1);
+  // Tasks differ in panels before bands become small, and in nothing else where
+  // tiles are few.
+  const bool few = c.block == nullptr && grid <= kFewTiles * kTileRows / 2;
+  const std::int64_t wanted_bands =
+      few ? 1 : CeilDiv(wanted, Max(p.panels / kPanelsPerTask, 1));
+  p.bands =
+      CutIntoBands(x, p.pitch, Max(CeilDiv(grid, wanted_bands), kTileRows));
+  p.row_pitch = p.direct ? x.map.h : p.bands.source_columns * p.pitch;
+  p.num_bands = x.batch * p.bands.down * p.bands.across;
+  p.panels_per_task =
+      CeilDiv(p.panels, Min(p.panels, CeilDiv(wanted, p.num_bands)));
+  constexpr std::int64_t kPanelsElements = kPanelsBytes / sizeof(A);
+  p.late = few && p.num_bands == 1 &&
+           p.bands.rows * CeilDiv(p.bands.columns, kTileRows) <= kFewTiles;
+  if (p.late) {
+    p.panels_together =
+        Min(Max(Min(p.panels / kLeastTasks, kMostTogether), kLeastTogether),
+            p.panels);
+    p.panels_per_task =
+        CeilDiv(p.panels_per_task, p.panels_together) * p.panels_together;
+    p.block_rows = kPanelsElements / (p.panels_together * kTileColumns<A>);
+  } else {
+    p.panels_together = Max(kPanelsElements / (depth * kTileColumns<A>), 1);
+    p.block_rows = depth;
+  }
+  return p;
+}
+
 template <class T>
 bool Correlate(const Correlation<T>& c, const Parallel& parallel,
                const Scratch& scratch) {
   using A = Accumulator<T>;
   const Windows<T>& x = c.x;
   constexpr int kColumns = kTileColumns<A>;
-  const std::int64_t depth = x.taps.count * x.channels;
-  const std::int64_t panels = NumPanels<A>(c.out_channels);
-  if (x.batch * x.grid_h * x.grid_w * panels == 0) return true;
-
-  const bool direct =
-      x.ReadDirectly() && PixelPitch<A>(x.channels) == x.channels;
-  const std::int64_t work = Max(depth, 1) * panels * kColumns;
-  const std::int64_t grid = x.batch * x.grid_h * x.grid_w;
-  const std::int64_t wanted =
-      Max(Min(grid * work / kTaskWork, kWantedTasks), 1);
-  const std::int64_t pitch = direct ? x.map.w : PixelPitch<A>(x.channels);
-  // Tasks differ in panels before bands become small.
-  const std::int64_t wanted_bands =
-      CeilDiv(wanted, Max(panels / kPanelsPerTask, 1));
-  const Bands bands =
-      CutIntoBands(x, pitch, Max(CeilDiv(grid, wanted_bands), kTileRows));
-  const std::int64_t row_pitch =
-      direct ? x.map.h : bands.source_columns * pitch;
-  const std::int64_t images_and_bands = x.batch * bands.down * bands.across;
-  const std::int64_t panels_per_task =
-      CeilDiv(panels, Min(panels, CeilDiv(wanted, images_and_bands)));
-  const std::int64_t panel_groups = CeilDiv(panels, panels_per_task);
-
-  const std::int64_t panels_together =
-      Max(kPanelsBytes / static_cast<std::int64_t>(sizeof(A)) /
-              (Max(depth, 1) * kColumns),
-          1);
+  if (x.batch * x.grid_h * x.grid_w * c.out_channels == 0) return true;
+  const CorrelationPlan<T> p = Plan(c);
+  const Bands& bands = p.bands;
 
   Epilogue<T> epilogue = c.epilogue;
-  epilogue.stream = epilogue.ShouldStream(grid * c.out_channels);
+  epilogue.stream =
+      epilogue.ShouldStream(x.batch * x.grid_h * x.grid_w * c.out_channels);
 
-  Segment* segments = scratch.Allocate<Segment>(x.taps.count + 1);
-  const bool unpacked = c.ReadFiltersDirectly();
-  A* packed = scratch.Allocate<A>(unpacked ? 0 : panels * depth * kColumns);
-  const std::int64_t band_size =
-      direct ? 0 : bands.source_rows * bands.source_columns * pitch + kLanes<A>;
-  A* gathered =
-      direct ? nullptr : scratch.Allocate<A>(band_size * parallel.num_workers);
-  if (segments == nullptr || packed == nullptr ||
-      (!direct && gathered == nullptr))
+  Depth depth{p.block_rows};
+  if (!CutDepth(x.taps, x.channels, p.pitch, p.row_pitch, scratch, &depth))
     return false;
-  // The rows of filters as the tile reads them.
-  const A* b = packed;
-  std::int64_t b_stride = kColumns, panel_stride = depth * kColumns;
-  if (unpacked) {
-    // Reading directly means that T is A.
-    b = reinterpret_cast<const A*>(c.filters);
-    b_stride = c.filter_map.row;
-    panel_stride = kColumns;
-  } else if (c.block != nullptr) {
+  const std::int64_t num_rows = depth.begin[depth.count];  // of filters
+  A* packed = scratch.Allocate<A>(p.late ? 0 : p.panels * num_rows * kColumns);
+  A* own = scratch.Allocate<A>(p.WorkerSize() * parallel.num_workers);
+  if (packed == nullptr || own == nullptr) return false;
+  if (c.block != nullptr) {
     PackBlockFilters(c.filters, c.filter_map, x.taps, x.channels, *c.block,
                      packed);
-  } else {
+  } else if (!p.late) {
     PackFilters(c.filters, c.filter_map, x.taps, x.channels, c.out_channels,
                 packed, parallel);
   }
-  const std::int64_t segments_per_row =
-      BuildSegments(x.taps, x.channels, pitch, row_pitch, segments) /
-      Max(x.taps.rows, 1);
-  const std::int64_t depth_per_row = x.taps.PerRow() * x.channels;
 
   auto task = [&](std::int64_t index, int worker) {
-    const std::int64_t group = index % panel_groups;
-    std::int64_t band = index / panel_groups;
+    const std::int64_t group = index % p.PanelGroups();
+    std::int64_t band = index / p.PanelGroups();
     const std::int64_t across = band % bands.across;
     band /= bands.across;
     const std::int64_t i0 = band % bands.down * bands.rows,
@@ -201,74 +242,119 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
     const std::int64_t columns = Min(bands.columns, x.grid_w - j0);
     const std::int64_t h = i0 * x.stride_h + x.taps.min_h,
                        w = j0 * x.stride_w + x.taps.min_w;
-    const A* from;
-    if (direct) {
+    A* const gathered = own + worker * p.WorkerSize();
+    A* const block_filters = gathered + p.BandSize();
+    A* const sums = block_filters + p.BlockSize();
+    A* const finished = sums + p.SumsSize();
+    const A* from = gathered;
+    if (p.direct) {
       // Direct reading means that T is A.
       from = reinterpret_cast<const A*>(x.source.data + x.map.Offset(n, h, w));
     } else {
-      A* to = gathered + worker * band_size;
       Gather(x.source, x.map, n, x.height, x.width,
-             {h, w, 0, bands.source_rows, bands.source_columns, x.channels}, to,
-             pitch);
-      from = to;
+             {h, w, 0, bands.source_rows, bands.source_columns, x.channels},
+             gathered, p.pitch);
     }
     const EvenParts parts(columns, kTileRows);
-    const std::int64_t last_panel = Min(panels, (group + 1) * panels_per_task);
-    const std::int64_t tiles =
-        rows * parts.count() * (last_panel - group * panels_per_task);
-    Lookahead<T> lookahead = x.After(bands, n, h, w, tiles);
-    alignas(64) A tile[(kTileRows + 1) * kColumns];
+    const std::int64_t tiles = rows * parts.count();
+    const std::int64_t first_panel = group * p.panels_per_task;
+    const std::int64_t last_panel =
+        Min(p.panels, first_panel + p.panels_per_task);
+    Lookahead<T> lookahead =
+        x.After(bands, n, h, w, tiles * (last_panel - first_panel));
     PrefetchList prefetch;
-    TileOperands<A> operands{
-        nullptr, x.stride_w * pitch, 1,     nullptr,  0, nullptr, b_stride,
-        tile,    kColumns,           false, &prefetch};
-    for (std::int64_t first = group * panels_per_task; first < last_panel;
-         first += panels_together) {
-      const std::int64_t last = Min(first + panels_together, last_panel);
-      for (std::int64_t i = 0; i < rows; ++i) {
-        // Rows of taps beyond the image add nothing.
-        const Range tap_rows =
-            Inside(h + i * x.stride_h, x.taps.RowStep(), x.taps.rows, x.height);
-        operands.segments = segments + tap_rows.begin * segments_per_row;
-        operands.num_segments =
-            (tap_rows.end - tap_rows.begin) * segments_per_row;
-        for (std::int64_t part = 0, j = 0; j < columns; ++part) {
-          const int num_rows = static_cast<int>(parts.Size(part));
-          const std::int64_t at = epilogue.map.Offset(n, i0 + i, j0 + j);
-          operands.a =
-              from + i * x.stride_h * row_pitch + j * x.stride_w * pitch;
-          for (std::int64_t panel = first; panel < last; ++panel) {
-            const std::int64_t channel = panel * kColumns;
-            const int num_columns =
-                static_cast<int>(Min(c.out_channels - channel, kColumns));
-            operands.b = b + panel * panel_stride +
-                         tap_rows.begin * depth_per_row * b_stride;
-            prefetch.Clear();
-            epilogue.Prefetch(at, channel, num_rows, num_columns, &prefetch);
-            lookahead.Advance(&prefetch);
-            TileOperands<A> finished = operands;
-            const bool in_tile =
-                c.block == nullptr &&
-                epilogue.LeaveToTile(at, channel, num_columns, &finished);
-            SelectTile<A, true>(num_rows, num_columns)(finished);
-            if (in_tile) continue;
-            if (c.block == nullptr) {
-              WriteTile(epilogue, at, channel, tile, num_rows, num_columns);
-            } else {
-              WriteBlocks(epilogue, at, *c.block, i0 + i, j0 + j, tile,
-                          num_rows);
-            }
-          }
-          j += num_rows;
-        }
+
+    const auto place = [&](std::int64_t tile) {
+      const std::int64_t i = tile / parts.count(), part = tile % parts.count();
+      const std::int64_t j = parts.Begin(part);
+      // Rows of taps beyond the image add nothing.
+      const Range inside =
+          Inside(h + i * x.stride_h, x.taps.RowStep(), x.taps.rows, x.height);
+      return Place<A>{
+          from + i * x.stride_h * p.row_pitch + j * x.stride_w * p.pitch,
+          inside.begin * depth.per_tap_row,
+          inside.end * depth.per_tap_row,
+          i0 + i,
+          j0 + j,
+          epilogue.map.Offset(n, i0 + i, j0 + j),
+          static_cast<int>(parts.Size(part))};
+    };
+    // Adds segments [begin, end) to one tile; `b` are the filters of the first.
+    const auto compute = [&](const Place<A>& to, std::int64_t panel,
+                             std::int64_t begin, std::int64_t end, const A* b,
+                             A* sum) {
+      const std::int64_t first = Max(begin, to.first);
+      const std::int64_t last = Min(end, to.last);
+      if (to.Empty() ? begin > 0 : first >= last) return;
+      const bool starts = to.Empty() || begin <= to.first;
+      const bool finishes = to.Empty() || to.last <= end;
+      const std::int64_t channel = panel * kColumns;
+      const int num_columns =
+          static_cast<int>(Min(c.out_channels - channel, kColumns));
+      if (starts && finishes) sum = finished;
+      TileOperands<A> tile{
+          to.from,
+          x.stride_w * p.pitch,
+          1,
+          depth.segments + first,
+          last - first,
+          b + (depth.begin[first] - depth.begin[begin]) * kColumns,
+          kColumns,
+          starts ? nullptr : sum,
+          kColumns,
+          sum,
+          kColumns,
+          &prefetch};
+      prefetch.Clear();
+      bool in_tile = false;
+      if (finishes) {
+        epilogue.Prefetch(to.at, channel, to.rows, num_columns, &prefetch);
+        lookahead.Advance(&prefetch);
+        in_tile = c.block == nullptr &&
+                  epilogue.LeaveToTile(to.at, channel, num_columns, &tile);
       }
+      SelectTile<A, true>(to.rows, num_columns)(tile);
+      if (!finishes || in_tile) return;
+      if (c.block == nullptr) {
+        WriteTile(epilogue, to.at, channel, sum, to.rows, num_columns);
+      } else {
+        WriteBlocks(epilogue, to.at, *c.block, to.i, to.j, sum, to.rows);
+      }
+    };
+
+    for (std::int64_t first = first_panel; first < last_panel;
+         first += p.panels_together) {
+      const std::int64_t last = Min(first + p.panels_together, last_panel);
+      std::int64_t begin = 0;
+      do {
+        const std::int64_t end = depth.BlockEnd(begin);
+        const std::int64_t row = depth.begin[begin];
+        const A* b = packed + (first * num_rows + row) * kColumns;
+        std::int64_t panel_stride = num_rows * kColumns;
+        if (p.late) {
+          b = block_filters;
+          panel_stride = (depth.begin[end] - row) * kColumns;
+          PackRows(c.filters + first * kColumns * c.filter_map.column,
+                   c.filter_map, x.taps, x.channels, row, depth.begin[end],
+                   Min(c.out_channels, last * kColumns) - first * kColumns,
+                   panel_stride, block_filters);
+        }
+        for (std::int64_t t = 0; t < tiles; ++t) {
+          const Place<A> to = place(t);
+          for (std::int64_t panel = first; panel < last; ++panel) {
+            compute(to, panel, begin, end, b + (panel - first) * panel_stride,
+                    sums + ((panel - first) * tiles + t) * p.kTileSize);
+          }
+        }
+        begin = end;
+      } while (begin < depth.count);
     }
     if (epilogue.stream) FlushStores();
   };
-  ParallelFor(
-      parallel, images_and_bands * panel_groups,
-      work / Max(panel_groups, 1) * bands.rows * bands.columns / kColumns,
-      task);
+  ParallelFor(parallel, p.num_bands * p.PanelGroups(),
+              Max(num_rows, 1) * Min(p.panels_per_task, p.panels) * bands.rows *
+                  bands.columns,
+              task);
   return true;
 }
 

@@ -271,7 +271,8 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
               SelectTile<A, false>(num_rows, num_columns)(
                   {x + runs[run].offset + i, 1, s.stride_w * p.pitch,
                    inside_lines, inside.end - inside.begin, dz, kColumns,
-                   row + i * kColumns, kColumns, accumulate, &prefetch});
+                   accumulate ? row + i * kColumns : nullptr, kColumns,
+                   row + i * kColumns, kColumns, &prefetch});
               i += num_rows;
             }
             row += (whole ? length : s.in_c) * kColumns;

@@ -33,6 +33,9 @@ class EvenParts {
   TFO_INLINE std::int64_t Size(std::int64_t part) const {
     return size_ + (part < longer_);
   }
+  TFO_INLINE std::int64_t Begin(std::int64_t part) const {
+    return part * size_ + Min(part, longer_);
+  }
 
  private:
   std::int64_t count_, size_, longer_;  // the first `longer_` are one longer

@@ -1,7 +1,7 @@
 // The register tile: every product of the project is a sum of these.
 //
-//   c[i, j] (+)= sum over segments, sum over k:  a[segment.offset + i *
-//   row_stride + k * k_stride] * b[k, j]
+//   c[i, j] = start[i, j] + sum over segments, sum over k:
+//                a[segment.offset + i * row_stride + k * k_stride] * b[k, j]
 //
 // The rows of `b` are consecutive over all segments (a batch-reduce product); a
 // segment is where the address of `a` jumps: the next filter row, the next
@@ -28,8 +28,6 @@ constexpr int kTileRows = 6;
 constexpr int kTileVectors = 2;
 template <class A>
 constexpr int kTileColumns = kTileVectors * kLanes<A>;
-template <class A>
-constexpr int kLineElements = 64 / sizeof(A);
 
 // Cache lines that will be needed after this tile. They are asked for one at a
 // time while it is computed, so that memory works while the arithmetic does; a
@@ -60,19 +58,21 @@ struct TileOperands {
   std::int64_t num_segments;
   const A* b;
   std::int64_t b_stride;
+  const A* start;  // what sums begin from; null: zero
+  std::int64_t start_stride;
   A* c;
   std::int64_t c_stride;
-  bool accumulate;
   PrefetchList* prefetch;
-  const A* bias = nullptr;   // a row to begin from; null: zero
-  const A* scale = nullptr;  // a row for the sums, before the bias; null: one
+  const A* scale = nullptr;  // a row for the sums; null: one
+  const A* bias = nullptr;   // a row added after that; null: zero
   bool relu = false;         // no sum is stored below zero
   bool stream = false;       // stores bypass the caches
 };
 
-// Rows of b asked for ahead of their use: those of unpacked filters lie pages
-// apart, where the processor does not look ahead itself.
+// Rows of b asked for ahead of their use, from the second-level cache.
 constexpr int kRowsAhead = 16;
+template <class A>
+constexpr int kLineElements = 64 / sizeof(A);
 
 // Short tiles hold several sums for each element, of every n-th k: as many
 // multiply-adds are under way at a time as the processor has room for.
@@ -91,10 +91,9 @@ void Tile(const TileOperands<A>& t) {
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] = t.accumulate ? Load(c + i * t.c_stride + j * kLanes<A>)
-                  : t.bias != nullptr && t.scale == nullptr
-                      ? Load(t.bias + j * kLanes<A>)
-                      : Vec<A>{};
+      sum[i][j] = t.start == nullptr
+                      ? Vec<A>{}
+                      : Load(t.start + i * t.start_stride + j * kLanes<A>);
     }
   }
   // The last entry, a line in use, is repeated until the tile is done.
@@ -146,10 +145,16 @@ void Tile(const TileOperands<A>& t) {
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
       const Vec<A> scale = Load(t.scale + j * kLanes<A>);
-      const Vec<A> bias =
-          t.bias == nullptr ? Vec<A>{} : Load(t.bias + j * kLanes<A>);
 #pragma GCC unroll 16
-      for (int i = 0; i < kRows; ++i) sum[i][j] = sum[i][j] * scale + bias;
+      for (int i = 0; i < kRows; ++i) sum[i][j] *= scale;
+    }
+  }
+  if (t.bias != nullptr) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      const Vec<A> bias = Load(t.bias + j * kLanes<A>);
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows; ++i) sum[i][j] += bias;
     }
   }
   if (t.relu) {

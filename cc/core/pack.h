@@ -4,6 +4,7 @@
 #define TFO_CC_CORE_PACK_H_
 
 #include "cc/core/address_map.h"
+#include "cc/core/integers.h"
 #include "cc/core/taps.h"
 
 namespace tfo::TFO_ISA {
@@ -25,39 +26,64 @@ TFO_INLINE std::int64_t NumPanels(std::int64_t columns) {
   return (columns + kTileColumns<A> - 1) / kTileColumns<A>;
 }
 
+// How far to look ahead over pages, where the processor does not itself.
+constexpr int kPackedRowsAhead = 8;
+
+// `rows` rows of neighbouring panels, which lie `panel_stride` apart; `columns`
+// are those that there are, the rest of the last panel is zero.
 template <class T>
-void PackPanel(const T* from, const FilterMap& map, std::int64_t rows,
-               int columns, Accumulator<T>* to) {
+void PackPanels(const T* from, const FilterMap& map, std::int64_t rows,
+                std::int64_t columns, std::int64_t panel_stride,
+                Accumulator<T>* to) {
   using A = Accumulator<T>;
   constexpr int lanes = kLanes<A>;
   constexpr int width = kTileColumns<A>;
+  const std::int64_t panels = NumPanels<A>(columns);
   if (map.column == 1) {
     for (std::int64_t k = 0; k < rows; ++k) {
-      for (int j = 0; j < width; j += lanes) {
-        const int n = columns - j < 0       ? 0
-                      : columns - j < lanes ? columns - j
-                                            : lanes;
+      for (std::int64_t j = 0; j < panels * width; j += lanes) {
         const T* p = from + k * map.row + j;
-        Store(to + k * width + j, n == lanes ? LoadAs(p)
-                                  : n > 0    ? LoadAsPartial(p, n)
-                                             : Vec<A>{});
+        __builtin_prefetch(p + kPackedRowsAhead * map.row);
+        Store(to + j / width * panel_stride + k * width + j % width,
+              columns - j >= lanes ? LoadAs(p)
+              : columns > j ? LoadAsPartial(p, static_cast<int>(columns - j))
+                            : Vec<A>{});
       }
     }
     return;
   }
-  if (columns < width) Zero(to, rows * width);
+  if (columns < panels * width)
+    Zero(to + (panels - 1) * panel_stride, rows * width);
   for (std::int64_t k = 0; k < rows; k += lanes) {
-    const int n = static_cast<int>(rows - k < lanes ? rows - k : lanes);
-    for (int j = 0; j < columns; ++j) {
+    const int n = static_cast<int>(Min(rows - k, lanes));
+    for (std::int64_t j = 0; j < columns; ++j) {
       const T* p = from + k * map.row + j * map.column;
+      A* column = to + j / width * panel_stride + k * width + j % width;
       if (map.row == 1) {
         const Vec<A> v = n == lanes ? LoadAs(p) : LoadAsPartial(p, n);
-        for (int i = 0; i < n; ++i) to[(k + i) * width + j] = v[i];
+        for (int i = 0; i < n; ++i) column[i * width] = v[i];
       } else {
         for (int i = 0; i < n; ++i)
-          to[(k + i) * width + j] = LoadOne(p + i * map.row);
+          column[i * width] = LoadOne(p + i * map.row);
       }
     }
+  }
+}
+
+// Packs rows [begin, end) of some panels: row k is row k % channels of tap k /
+// channels. `columns` are those from the first panel's on.
+template <class T>
+void PackRows(const T* filters, const FilterMap& map, const TapList& list,
+              std::int64_t channels, std::int64_t begin, std::int64_t end,
+              std::int64_t columns, std::int64_t panel_stride,
+              Accumulator<T>* to) {
+  while (begin < end) {
+    const std::int64_t tap = begin / channels, channel = begin % channels;
+    const std::int64_t rows = Min(channels - channel, end - begin);
+    PackPanels(filters + list.taps[tap].filter * map.matrix + channel * map.row,
+               map, rows, columns, panel_stride, to);
+    begin += rows;
+    to += rows * kTileColumns<Accumulator<T>>;
   }
 }
 
@@ -68,17 +94,18 @@ void PackFilters(const T* filters, const FilterMap& map, const TapList& list,
                  std::int64_t rows, std::int64_t columns,
                  Accumulator<T>* packed, const Parallel& parallel) {
   using A = Accumulator<T>;
-  const std::int64_t panels = NumPanels<A>(columns);
+  constexpr int width = kTileColumns<A>;
+  const std::int64_t panel_stride = list.count * rows * width;
+  constexpr std::int64_t kPart = 8 * width;
+  const std::int64_t groups = CeilDiv(columns, kPart);
   auto task = [&](std::int64_t index, int) {
-    const std::int64_t panel = index / list.count, tap = index % list.count;
-    const std::int64_t column = panel * kTileColumns<A>;
-    const std::int64_t left = columns - column;
-    PackPanel(
-        filters + list.taps[tap].filter * map.matrix + column * map.column, map,
-        rows, static_cast<int>(left < kTileColumns<A> ? left : kTileColumns<A>),
-        packed + (panel * list.count + tap) * rows * kTileColumns<A>);
+    const std::int64_t tap = index / groups;
+    const std::int64_t column = index % groups * kPart;
+    PackRows(filters + column * map.column, map, list, rows, tap * rows,
+             (tap + 1) * rows, Min(columns - column, kPart), panel_stride,
+             packed + column / width * panel_stride + tap * rows * width);
   };
-  ParallelFor(parallel, panels * list.count, rows * kTileColumns<A>, task);
+  ParallelFor(parallel, list.count * groups, rows * kPart, task);
 }
 
 }  // namespace
