@@ -1,6 +1,5 @@
 // y = act((x - mean) * inv_std * scale + offset (+ side)).
 #include "cc/core/batch_norm_columns.h"
-#include "cc/core/batch_norm_mask.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -18,52 +17,60 @@ struct Apply {
   const T* x() const { return static_cast<const T*>(args.x); }
   const T* side() const { return static_cast<const T*>(args.side); }
 
-  void operator()(int64_t chunk, int /*worker*/) const {
-    const int64_t begin = chunk * plan.chunk;
+  // From the end on: the reduction of x before has left that in the caches.
+  void operator()(int64_t task, int /*worker*/) const {
+    const int64_t begin = (plan.num_chunks - 1 - task) * plan.chunk;
     const int64_t end = Min(begin + plan.chunk, plan.elements);
-    if (activate != nullptr || args.mask != nullptr) {
+    MaskWriter mask(args.mask == nullptr ? nullptr : args.mask + begin / 8);
+    if (activate != nullptr) {
       for (int64_t at = begin; at < end; at += kBufferElements) {
-        Buffered(at, Min(at + kBufferElements, end));
+        Buffered(at, Min(at + kBufferElements, end), &mask);
       }
+    } else if (args.mask != nullptr) {
+      Normalize<true>(begin, end, y.At(begin), &mask);
     } else {
-      Normalize(begin, end, y.At(begin));
+      Normalize<false>(begin, end, y.At(begin), nullptr);
     }
+    if (args.mask != nullptr) mask.Finish();
     if (y.stream) FlushStores();
   }
 
-  template <class Out>
-  void Normalize(int64_t begin, int64_t end, Output<Out> out) const {
+  template <bool kMask, class Out>
+  void Normalize(int64_t begin, int64_t end, Output<Out> out,
+                 MaskWriter* mask) const {
     if (args.activation == Activation::kRelu) {
-      side() != nullptr ? Normalize<true, true>(begin, end, out)
-                        : Normalize<true, false>(begin, end, out);
+      side() != nullptr ? Normalize<true, true, kMask>(begin, end, out, mask)
+                        : Normalize<true, false, kMask>(begin, end, out, mask);
     } else {
-      side() != nullptr ? Normalize<false, true>(begin, end, out)
-                        : Normalize<false, false>(begin, end, out);
+      side() != nullptr ? Normalize<false, true, kMask>(begin, end, out, mask)
+                        : Normalize<false, false, kMask>(begin, end, out, mask);
     }
   }
 
-  template <bool kRelu, bool kSide, class Out>
-  void Normalize(int64_t begin, int64_t end, Output<Out> out) const {
+  template <bool kRelu, bool kSide, bool kMask, class Out>
+  void Normalize(int64_t begin, int64_t end, Output<Out> out,
+                 MaskWriter* mask) const {
     ForDenseRows(
         plan, columns, begin, end,
         [&](int64_t at, int64_t rows, int64_t width, const Columns<A>& local) {
-          ApplyRows<kRelu, kSide>(x() + at, kSide ? side() + at : nullptr, rows,
-                                  width, width, width, local,
-                                  out.At(at - begin));
+          ApplyRows<kRelu, kSide, kMask>(
+              x() + at, kSide ? side() + at : nullptr, rows, width, width,
+              local, out.At(at - begin), mask);
         });
   }
 
-  // What needs more than one pass over the values makes them in the cache.
-  void Buffered(int64_t begin, int64_t end) const {
+  // Activations that need more than one pass over the values make them in the
+  // cache.
+  void Buffered(int64_t begin, int64_t end, MaskWriter* mask) const {
     alignas(64) A buffer[kBufferElements];
     const int64_t n = end - begin;
-    Normalize(begin, end, Output<A>{buffer, false});
-    if (activate != nullptr) activate(buffer, n, static_cast<A>(args.alpha));
-    if (args.mask != nullptr) PackMask(buffer, n, args.mask + begin / 8);
+    Normalize<false>(begin, end, Output<A>{buffer, false}, nullptr);
+    activate(buffer, n, static_cast<A>(args.alpha));
     ForColumns<A>(n, [&](int64_t j, auto partial, int count) {
       constexpr bool kPartial = decltype(partial)::value;
-      y.template Store<kPartial>(
-          begin + j, LoadColumns<kPartial>(buffer + j, count), count);
+      const Vec<A> value = LoadColumns<kPartial>(buffer + j, count);
+      if (args.mask != nullptr) mask->Put(PositiveBits(value), count);
+      y.template Store<kPartial>(begin + j, value, count);
     });
   }
 };

@@ -1,7 +1,6 @@
 // The gradients of y = act((x - mean) * inv_std * scale + offset (+ side)):
 // sums per channel, then x_grad and side_grad.
 #include "cc/core/batch_norm_columns.h"
-#include "cc/core/batch_norm_mask.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -16,8 +15,7 @@ struct Gradient {
   const BatchNormGradientArgs& args;
   const BatchNormPlan& plan;
   Columns<A> columns;
-  ArrayFunction<A>*
-      slope;  // null where the mask, or no buffer at all, gives the slopes
+  ArrayFunction<A>* slope;  // null where no buffer gives the slopes
 
   const T* x() const { return static_cast<const T*>(args.x); }
   const T* dy() const { return static_cast<const T*>(args.dy); }
@@ -27,18 +25,13 @@ struct Gradient {
   // row.
   void Slopes(int64_t offset, int64_t rows, int64_t stride, int64_t width,
               const Columns<A>& local, A* to) const {
-    if (args.mask != nullptr) {
-      for (int64_t r = 0; r < rows; ++r) {
-        UnpackMask(args.mask, offset + r * stride, width, to + r * width);
-      }
-      return;
-    }
+    const Output<A> out{to, false};
     if (side() != nullptr) {
-      ApplyRows<false, true>(x() + offset, side() + offset, rows, stride, width,
-                             width, local, Output<A>{to, false});
+      ApplyRows<false, true, false>(x() + offset, side() + offset, rows, stride,
+                                    width, local, out, nullptr);
     } else {
-      ApplyRows<false, false>(x() + offset, x(), rows, stride, width, width,
-                              local, Output<A>{to, false});
+      ApplyRows<false, false, false>(x() + offset, x(), rows, stride, width,
+                                     local, out, nullptr);
     }
     slope(to, rows * width, static_cast<A>(args.alpha));
   }
@@ -66,9 +59,10 @@ class GradientReducer {
         n = Min(n, kBufferElements / width);
         context_.Slopes(offset, n, stride, width, columns_, slopes_);
       }
-      GradientSumRows<kSlope>(context_.dy() + offset, context_.x() + offset,
-                              slopes_, n, stride, width, columns_, block_,
-                              block_x_);
+      GradientSumRows<kSlope>(
+          context_.dy() + offset, context_.x() + offset,
+          SlopeSource<A>{context_.args.mask, offset, slopes_}, n, stride, width,
+          columns_, block_, block_x_);
       in_block_ += n;
       offset += n * stride;
       rows -= n;
@@ -121,26 +115,30 @@ struct GradientApply {
 
   const Gradient<T>& context;
 
-  void operator()(int64_t chunk, int /*worker*/) const {
+  void operator()(int64_t task, int /*worker*/) const {
     if (context.args.training) {
-      context.args.side_grad != nullptr ? Run<true, true>(chunk)
-                                        : Run<true, false>(chunk);
+      context.args.side_grad != nullptr ? Run<true, true>(task)
+                                        : Run<true, false>(task);
     } else {
-      context.args.side_grad != nullptr ? Run<false, true>(chunk)
-                                        : Run<false, false>(chunk);
+      context.args.side_grad != nullptr ? Run<false, true>(task)
+                                        : Run<false, false>(task);
     }
   }
 
+  // From the end on: the sums before have left that in the caches.
   template <bool kCentered, bool kSide>
-  void Run(int64_t chunk) const {
+  void Run(int64_t task) const {
     const BatchNormPlan& plan = context.plan;
     const BatchNormGradientArgs& args = context.args;
-    const Output<T> x_grad{static_cast<T*>(args.x_grad),
-                           Streams<T>(plan, args.x_grad, args.dy, args.x)};
+    // One output past the caches at most: stores that alternate between two
+    // can break up the lines of both (measured: a quarter of the bandwidth).
+    const Output<T> x_grad{
+        static_cast<T*>(args.x_grad),
+        !kSide && Streams<T>(plan, args.x_grad, args.dy, args.x)};
     const Output<T> side_grad{
         static_cast<T*>(args.side_grad),
         Streams<T>(plan, args.side_grad, nullptr, args.dy)};
-    const int64_t begin = chunk * plan.chunk;
+    const int64_t begin = (plan.num_chunks - 1 - task) * plan.chunk;
     const int64_t end = Min(begin + plan.chunk, plan.elements);
     constexpr bool kBuffer = kSlope == SlopeKind::kBuffer;
     const int64_t step = kBuffer ? kBufferElements : plan.chunk;
@@ -152,8 +150,9 @@ struct GradientApply {
                      if constexpr (kBuffer)
                        context.Slopes(at, rows, width, width, local, slopes);
                      GradientRows<kSlope, kCentered, kSide>(
-                         context.dy() + at, context.x() + at, slopes, rows,
-                         width, local, x_grad.At(at),
+                         context.dy() + at, context.x() + at,
+                         SlopeSource<A>{args.mask, at, slopes}, rows, width,
+                         local, x_grad.At(at),
                          kSide ? side_grad.At(at) : side_grad);
                    });
     }
@@ -163,8 +162,8 @@ struct GradientApply {
 
 SlopeKind SlopeKindOf(const BatchNormGradientArgs& args) {
   if (args.activation == Activation::kNone) return SlopeKind::kOne;
-  const bool from_x =
-      args.activation == Activation::kRelu && !args.mask && !args.side;
+  if (args.mask != nullptr) return SlopeKind::kMask;
+  const bool from_x = args.activation == Activation::kRelu && !args.side;
   return from_x ? SlopeKind::kRelu : SlopeKind::kBuffer;
 }
 
@@ -193,7 +192,10 @@ bool WithGradient(const BatchNormGradientArgs& args, const BatchNormPlan& plan,
       case SlopeKind::kRelu:
         body(context, storage, Kind<SlopeKind::kRelu>{});
         break;
-      default:
+      case SlopeKind::kMask:
+        body(context, storage, Kind<SlopeKind::kMask>{});
+        break;
+      case SlopeKind::kBuffer:
         body(context, storage, Kind<SlopeKind::kBuffer>{});
     }
     return true;

@@ -5,10 +5,12 @@
 
 #include <cstdint>
 
-#include "cc/core/batch_norm_rows.h"
+#include "cc/core/simd.h"
 
 namespace tfo::TFO_ISA {
 namespace {
+
+using std::int64_t;
 
 template <class V>
 TFO_INLINE std::uint64_t PositiveBits(V v) {
@@ -32,48 +34,47 @@ TFO_INLINE std::uint64_t PositiveBits(V v) {
 #endif
 }
 
-// mask = (y > 0), beginning with a whole byte; the bits that fill up the last
-// byte are zero.
-template <class T>
-void PackMask(const T* y, int64_t n, std::uint8_t* mask) {
-  using A = Accumulator<T>;
-  std::uint64_t word = 0;
-  int filled = 0;
-  ForColumns<A>(n, [&](int64_t j, auto partial, int count) {
-    word |= PositiveBits(LoadColumns<decltype(partial)::value>(y + j, count))
-            << filled;
-    filled += count;
-    if (filled == 64) {
-      __builtin_memcpy(mask, &word, 8);
-      mask += 8;
-      word = 0;
-      filled = 0;
-    }
-  });
-  for (; filled > 0; filled -= 8, word >>= 8)
-    *mask++ = static_cast<std::uint8_t>(word);
-}
+// Writes bits one after the other, from a whole byte on.
+class MaskWriter {
+ public:
+  explicit MaskWriter(std::uint8_t* to) : to_(to) {}
 
-// to[i] = bit first + i of the mask, as 0 or 1.
+  // The n lowest bits, n <= 16.
+  TFO_INLINE void Put(std::uint64_t bits, int n) {
+    bits &= (std::uint64_t{1} << n) - 1;
+    word_ |= bits << filled_;
+    filled_ += n;
+    if (filled_ < 64) return;
+    __builtin_memcpy(to_, &word_, 8);
+    to_ += 8;
+    filled_ -= 64;
+    word_ = bits >> (n - filled_);
+  }
+
+  // The bits that fill up the last byte are zero.
+  void Finish() {
+    for (; filled_ > 0; filled_ -= 8, word_ >>= 8)
+      *to_++ = static_cast<std::uint8_t>(word_);
+  }
+
+ private:
+  std::uint8_t* to_;
+  std::uint64_t word_ = 0;
+  int filled_ = 0;
+};
+
+// Lanes whose bits, from bit `first` of the mask on, are set: n of them.
 template <class A>
-void UnpackMask(const std::uint8_t* mask, int64_t first, int64_t n, A* to) {
+TFO_INLINE IntVec<A> LoadMask(const std::uint8_t* mask, int64_t first, int n) {
+  using Int = typename IntegerOf<A>::type;
   IntVec<A> lane{};
-  for (int i = 0; i < kLanes<A>; ++i) lane[i] = i;
-  ForColumns<A>(n, [&](int64_t j, auto partial, int count) {
-    const int64_t bit = first + j;
-    const std::uint8_t* from = mask + bit / 8;
-    const int skip = static_cast<int>(bit % 8), bytes = (skip + count + 7) / 8;
-    unsigned word = from[0];
-    if (bytes > 1) word |= static_cast<unsigned>(from[1]) << 8;
-    if (bytes > 2) word |= static_cast<unsigned>(from[2]) << 16;
-    const IntVec<A> bits =
-        ((IntVec<A>{} +
-          static_cast<typename IntegerOf<A>::type>(word >> skip)) >>
-         lane) &
-        1;
-    StoreColumns<decltype(partial)::value>(
-        to + j, __builtin_convertvector(bits, Vec<A>), count);
-  });
+  for (int i = 0; i < kLanes<A>; ++i) lane[i] = Int{1} << i;
+  const std::uint8_t* from = mask + first / 8;
+  const int skip = static_cast<int>(first % 8), bits = skip + n;
+  unsigned word = from[0];
+  if (bits > 8) word |= static_cast<unsigned>(from[1]) << 8;
+  if (bits > 16) word |= static_cast<unsigned>(from[2]) << 16;
+  return ((IntVec<A>{} + static_cast<Int>(word >> skip)) & lane) != 0;
 }
 
 }  // namespace
