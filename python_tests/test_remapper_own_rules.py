@@ -45,6 +45,23 @@ def test_inference_and_training():
         assert not counts.keys() & {"MatMul", "Relu", "ReluGrad"}
 
 
+def test_operands_that_depend_on_each_other():
+    """Each gradient is that by one operand alone."""
+
+    def square(x, threshold):
+        return step(x, x, threshold)
+
+    def after(x, w, threshold):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w, threshold])
+            loss = tf.reduce_sum(forward(tf.sin(x) * tf.reduce_sum(w), w, threshold) ** 2)
+        return loss, tape.gradient(loss, [x, w, threshold])
+
+    for function, args in ((square, values((7, 7), (7,))), (after, values(*SHAPES))):
+        compiled = run(function, args, rules=[RULE])
+        assert (rule_counts(compiled), gradient_count(compiled)) == ({"thresholded_dense": 1}, 1)
+
+
 def test_beside_the_table():
     def both(x, w, threshold):
         return forward(tf.nn.gelu(tf.nn.bias_add(x @ w, threshold)), tf.transpose(w), x[0])

@@ -140,7 +140,8 @@ class _Rewriter:
         messages = _messages(candidate, wanted)
         self.view.remove(candidate.nodes)
         with emitting(match.nodes[0].device, candidate.controls(match.nodes)):
-            fused = rule.fuse(match, training=any(wanted))
+            taken = match.separated() if any(wanted) and rule.autodiff else match
+            fused = rule.fuse(taken, training=any(wanted))
         self._swap(match.outputs, fused.outputs)
         emitted = [_maker(fused.outputs)]
         # The gradient of an output may be that output itself.
@@ -149,7 +150,7 @@ class _Rewriter:
             if names:
                 with emitting(backward.nodes[0].device, candidate.controls(backward.nodes)):
                     dy = moved.get(backward.dy.ref(), backward.dy)
-                    gradients = rule.fuse_gradient(match, fused, dy, names)
+                    gradients = rule.fuse_gradient(taken, fused, dy, names)
                     emitted.append(_maker(gradients))
                     for name, others in backward.spare.items():
                         if others and name in gradients:

@@ -33,6 +33,15 @@ class Match:
         """Returns a name for the op that replaces the match."""
         return f"{self.outputs['y'].op.name}_fused{suffix}"
 
+    def separated(self):
+        """Returns the match with operands that are tensors of their own.
+
+        One tensor may be two operands, or one operand be made of another: the gradient by one of
+        them must not contain that by the other.
+        """
+        operands = {name: tf.identity(tensor) for name, tensor in self.operands.items()}
+        return dataclasses.replace(self, operands=operands)
+
 
 @dataclasses.dataclass(frozen=True)
 class Fused:
@@ -74,6 +83,11 @@ class Rule(abc.ABC):
         self.core = core or self
         self.captured = type(self).captured | activation.captured
         self.name = f"{self.family}_{activation.name}" if activation.label else self.family
+
+    @property
+    def autodiff(self):
+        """Whether the gradient is that which is registered for what `fuse` emits."""
+        return type(self).fuse_gradient is Rule.fuse_gradient
 
     def activate(self, x, attrs):
         """Applies the activation's stock spelling."""
