@@ -15,6 +15,7 @@ from tf_fused_ops.remapper import RemapOptions
 CONV = [(2, 6, 5, 3), (3, 3, 3, 4), (4,)]
 MATMUL = [(6, 7), (7, 5), (5,)]
 NORM = [(4, 5, 3, 6), (6,), (6,)]
+CONV_NORM = [*CONV, *[(4,)] * 4]
 
 
 def conv(x, w, b):
@@ -28,6 +29,21 @@ def dense(x, w, b):
 def norm(x, scale, offset):
     return tf.raw_ops.FusedBatchNormV3(
         x=x, scale=scale, offset=offset, mean=[], variance=[], is_training=True
+    )
+
+
+def given(z, scale, offset, mean, variance, shape=None):
+    """Batch norm in inference; Keras reshapes the vectors for some axes."""
+    vectors = (mean, tf.abs(variance), offset, scale)
+    if shape is not None:
+        vectors = (tf.reshape(v, shape) for v in vectors)
+    return tf.nn.batch_normalization(z, *vectors, 1e-3)
+
+
+def given_op(z, scale, offset, mean, variance):
+    """The same by TensorFlow's own op; all outputs."""
+    return tf.raw_ops.FusedBatchNormV3(
+        x=z, scale=scale, offset=offset, mean=mean, variance=tf.abs(variance), is_training=False
     )
 
 
@@ -85,6 +101,14 @@ def _conv_relu_and(other):
     def fn(x, w, b):
         z = conv(x, w, b)
         return tf.nn.relu(z), other(z)
+
+    return fn
+
+
+def _conv_given_and(other):
+    def fn(x, w, b, *vectors):
+        z = conv(x, w, b)
+        return given(z, *vectors), other(z)
 
     return fn
 
@@ -313,6 +337,78 @@ CASES = [
         NORM,
         "batch_norm_relu",
         "FusedBatchNormV3:0 is also used by Exp",
+    ),
+    Case(
+        "conv_norm_second_consumer",
+        _conv_given_and(tf.exp),
+        CONV_NORM,
+        "conv2d_given_batch_norm",
+        "BiasAdd:0 is also used by Exp",
+        {"conv2d_bias": 1, "given_batch_norm": 1},
+    ),
+    Case(
+        "conv_norm_fetched_convolution",
+        _conv_given_and(lambda z: z),
+        CONV_NORM,
+        "conv2d_given_batch_norm",
+        "BiasAdd:0 is an output of the graph",
+        {"conv2d_bias": 1, "given_batch_norm": 1},
+    ),
+    Case(
+        "conv_norm_control_edge",
+        lambda x, w, b, *vectors: (lambda z: (given(z, *vectors), after(z, x)))(conv(x, w, b)),
+        CONV_NORM,
+        "conv2d_given_batch_norm",
+        "has a control edge from BiasAdd",
+        {"conv2d_bias": 1, "given_batch_norm": 1},
+    ),
+    Case(
+        "conv_norm_one_factor",
+        lambda *args: given(conv(*args[:3]), *args[3:]),
+        [*CONV, (1,), (4,), (4,), (4,)],
+        "conv2d_given_batch_norm",
+        "of 1 elements does not fit",
+        {"conv2d_bias": 1},
+    ),
+    Case(
+        "conv_norm_of_rows",
+        lambda *args: given(conv(*args[:3]), *args[3:], shape=(1, 4, 1, 1)),
+        [(2, 4, 5, 3), *CONV_NORM[1:]],
+        "conv2d_given_batch_norm",
+        "BiasAdd:0 are not those normalized",
+        {"conv2d_bias": 1, "given_batch_norm": 1},
+    ),
+    Case(
+        "conv_norm_of_a_sum",
+        lambda x, w, side, *vectors: given(tf.nn.conv2d(x, w, 1, "SAME") + side, *vectors),
+        [*CONV[:2], (2, 6, 5, 4), *CONV_NORM[3:]],
+        "conv2d_given_batch_norm",
+        "",
+        {"conv2d_add": 1, "given_batch_norm": 1},
+    ),
+    Case(
+        "conv_norm_of_the_batch",
+        lambda x, w, b, *vectors: norm(conv(x, w, b), *vectors[:2]).y,
+        CONV_NORM,
+        "conv2d_batch_norm",
+        "",
+        {"conv2d_bias": 1},
+    ),
+    Case(
+        "conv_norm_statistics_fetched",
+        lambda x, w, b, *vectors: given_op(conv(x, w, b), *vectors)[:2],
+        CONV_NORM,
+        "conv2d_batch_norm",
+        "FusedBatchNormV3:1 is an output of the graph",
+        {"conv2d_bias": 1},
+    ),
+    Case(
+        "conv_norm_broadcast_side_input",
+        lambda *args: tf.nn.relu(given_op(conv(*args[:3]), *args[3:7]).y + args[7]),
+        [*CONV_NORM, (2, 6, 1, 4)],
+        "conv2d_batch_norm_add_relu",
+        "may broadcast",
+        {"conv2d_batch_norm": 1},
     ),
     Case(
         "norm_relu_of_statistics",

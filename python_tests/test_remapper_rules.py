@@ -13,6 +13,7 @@ CONV = [(2, 6, 5, 3), (3, 3, 3, 4), (4,)]
 MATMUL = [(6, 7), (7, 5), (5,)]
 DENSE = [(2, 3, 7), (7, 5), (5,)]
 BATCH_NORM = [(4, 5, 3, 6), (6,), (6,), (6,), (6,)]
+CONV_NORM = [*CONV, (4,), (4,), (4,), (4,)]
 CONV1D = [(2, 6, 3), (3, 3, 4), (4,)]
 SHAPES = {
     "conv2d": CONV[:2],
@@ -30,13 +31,25 @@ SHAPES = {
     "einsum_bias": DENSE,
     "batch_norm": BATCH_NORM,
     "batch_norm_add": [*BATCH_NORM, (4, 5, 3, 6)],
+    "conv2d_batch_norm": CONV_NORM,
+    "conv2d_batch_norm_add": [*CONV_NORM, (2, 6, 5, 4)],
+    "conv2d_batch_norm_v1": CONV_NORM,
+    "conv2d_batch_norm_v1_add": [*CONV_NORM, (2, 6, 5, 4)],
+    "conv2d_batch_norm_v2": CONV_NORM,
+    "conv2d_batch_norm_v2_add": [*CONV_NORM, (2, 6, 5, 4)],
+    "conv2d_given_batch_norm": CONV_NORM,
+    "conv2d_given_batch_norm_add": [*CONV_NORM, (2, 6, 5, 4)],
     "moments_batch_norm": BATCH_NORM[:3],
     "moments_batch_norm_add": [*BATCH_NORM[:3], (4, 5, 3, 6)],
     "given_batch_norm": BATCH_NORM,
     "given_batch_norm_add": [*BATCH_NORM, (4, 5, 3, 6)],
 }
 DECOMPOSED = {"epsilon": 1e-3, "scaled": True, "centered": True, "reshaped": False, "half": None}
-VARIANTS = {"moments_batch_norm": DECOMPOSED | {"axes": [0, 1, 2]}, "given_batch_norm": DECOMPOSED}
+VARIANTS = {
+    "moments_batch_norm": DECOMPOSED | {"axes": [0, 1, 2]},
+    "given_batch_norm": DECOMPOSED,
+    "conv2d_given_batch_norm": DECOMPOSED,
+}
 # Every spelling of every activation is tried after one chain; the others take the first.
 ALL_SPELLINGS = "matmul_bias"
 ROWS = [

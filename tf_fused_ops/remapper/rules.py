@@ -8,7 +8,7 @@ autodiff makes of forward and backward, are traced from `stock`.
 import collections
 import functools
 
-from tf_fused_ops.remapper import batch_norm, contraction, moments, spellings
+from tf_fused_ops.remapper import batch_norm, contraction, conv_batch_norm, moments, spellings
 
 # Chain -> the chain that has to be there for it: the same without side input. Those that are fused
 # without an activation, too, are rows of their own.
@@ -28,6 +28,14 @@ _CHAINS = {
     contraction.EinsumBiasAct: contraction.EinsumBiasAct,
     batch_norm.BatchNormAct: batch_norm.BatchNormAct,
     batch_norm.BatchNormAddAct: batch_norm.BatchNormAct,
+    conv_batch_norm.ConvBatchNormAct: conv_batch_norm.ConvBatchNormAct,
+    conv_batch_norm.ConvBatchNormAddAct: conv_batch_norm.ConvBatchNormAct,
+    conv_batch_norm.ConvBatchNormV2Act: conv_batch_norm.ConvBatchNormV2Act,
+    conv_batch_norm.ConvBatchNormV2AddAct: conv_batch_norm.ConvBatchNormV2Act,
+    conv_batch_norm.ConvBatchNormV1Act: conv_batch_norm.ConvBatchNormV1Act,
+    conv_batch_norm.ConvBatchNormV1AddAct: conv_batch_norm.ConvBatchNormV1Act,
+    conv_batch_norm.ConvGivenBatchNormAct: conv_batch_norm.ConvGivenBatchNormAct,
+    conv_batch_norm.ConvGivenBatchNormAddAct: conv_batch_norm.ConvGivenBatchNormAct,
     moments.MomentsBatchNormAct: moments.MomentsBatchNormAct,
     moments.MomentsBatchNormAddAct: moments.MomentsBatchNormAct,
     moments.GivenBatchNormAct: moments.GivenBatchNormAct,

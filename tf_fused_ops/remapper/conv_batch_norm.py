@@ -1,0 +1,274 @@
+"""Rules for a convolution and the batch normalization with given statistics that follows it.
+
+The normalization becomes a scale and a bias of the convolution, two vectors that stock ops compute
+anew in every call, since statistics may change between calls. Measured on two cores with AVX2,
+beside a fused convolution and a fused batch norm: 0.82 of the time for 1x1 filters, 64 to 256
+channels and 16 images of 40x40; 0.94 to 0.98 for later layers; the same for one small image, where
+the vectors cost what is saved.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_fused_ops._library import ops
+from tf_fused_ops.remapper.batch_norm import BatchNormAct
+from tf_fused_ops.remapper.contraction import Conv2DBiasAct
+from tf_fused_ops.remapper.moments import GivenBatchNormAct
+from tf_fused_ops.remapper.rule import AddSideInput, Fused, Rule
+
+_CONV = Conv2DBiasAct()
+_BIAS_OPS = ("BiasAdd", "AddV2", "Add")
+_VECTORS = ("scale", "offset", "mean", "variance")
+_ATTRIBUTES = {"epsilon": 1e-3, "exponential_avg_factor": 1.0}
+_IMAGES = ("input", "filters", "bias", "side_input")
+
+
+class _ConvBatchNorm(Rule):
+    """act(normalization(bias_add(conv2d(input, filters), bias))).
+
+    Variants are those of the normalization, and by attribute:
+        bias_op: The type of the op that adds the bias, None where there is none.
+        data_format: The convolution's.
+    """
+
+    operands: ClassVar = _CONV.operands | dict.fromkeys(_VECTORS, (1,))
+    differentiable = (*_CONV.differentiable, "scale", "offset")
+    fused_ops = _CONV.fused_ops
+    normalization: Rule
+
+    def default_attrs(self):
+        defaults = self.normalization.default_attrs() | _CONV.default_attrs()
+        return defaults | super().default_attrs()
+
+    def present(self, attrs):
+        names = (*_CONV.operands, *self.normalization.present(attrs), "side_input")
+        return tuple(
+            name for name in self.operands if name in names and (name != "bias" or attrs["bias_op"])
+        )
+
+    def parameters(self, attrs):
+        return self.normalization.parameters(attrs)
+
+    def operand_dtype(self, name, dtype, attrs):
+        name = "x" if name in _IMAGES else name
+        return self.normalization.operand_dtype(name, dtype, attrs)
+
+    def stock(self, attrs, **operands):
+        return {"y": self.activate(self.normalized(attrs, **operands), attrs)}
+
+    def normalized(self, attrs, input, filters, bias=None, **vectors):
+        """The stock chain up to the normalization."""
+        x = _CONV.linear(attrs, input, filters, bias)
+        return self.normalization.normalize(attrs, x=x, **vectors)["y"]
+
+    def observed(self, nodes, operands, attrs):
+        return super().observed(nodes, operands, attrs) | _CONV.observed(nodes, operands, attrs)
+
+    def check(self, match):
+        return _CONV.check(match) or self.normalization.check(self._normalization(match))
+
+    def fuse(self, match, training):
+        vectors, attrs = self.normalization.arguments(self._normalization(match))
+        scale, offset, mean, variance = vectors
+        save = training and self.activation.needs_pre_activation(match.attrs)
+        with tf.name_scope(match.fused_name("_vectors")):
+            inv_std = tf.math.rsqrt(variance + attrs["epsilon"])
+            scale = scale * inv_std
+            shift = -mean
+            if "bias" in match.operands:
+                shift = tf.cast(match.operands["bias"], mean.dtype) - mean
+            dtype = match.operands["input"].dtype
+            factors, bias = (tf.cast(v, dtype) for v in (scale, offset + shift * scale))
+        fused = ops.tf_fused_ops_conv2d_bias_act(
+            match.operands["input"],
+            match.operands["filters"],
+            bias=[bias],
+            side_input=[match.operands[name] for name in ("side_input",) if name in match.operands],
+            scale=[factors],
+            save_pre_activation=save,
+            name=match.fused_name(),
+            **self._attrs(match),
+        )
+        saved = [fused.pre_activation if save else fused.y]
+        return Fused({"y": fused.y}, (factors, shift, inv_std, saved))
+
+    def fuse_gradient(self, match, fused, dy, wanted):
+        factors, shift, inv_std, saved = fused.saved
+        filters = match.operands["filters"]
+        # The convolution with scaled filters has the same gradients.
+        dinput, dscaled, dbias, dside = ops.tf_fused_ops_conv2d_bias_act_grad(
+            dy,
+            match.operands["input"],
+            filters * factors,
+            saved=[] if self.activation.name == "none" else saved,
+            input_gradient="input" in wanted,
+            filters_gradient=not wanted.keys().isdisjoint(["filters", "scale"]),
+            bias_gradient=not wanted.keys().isdisjoint(["bias", "offset", "scale"]),
+            side_input_gradient="side_input" in wanted,
+            name=match.fused_name("_grad"),
+            **self._attrs(match),
+        )
+        wide = inv_std.dtype
+        gradients = {
+            "input": lambda: dinput,
+            "filters": lambda: dscaled * factors,
+            "bias": lambda: dbias * factors,
+            "offset": lambda: tf.cast(dbias, wide),
+            "scale": lambda: inv_std * (
+                tf.reduce_sum(tf.cast(dscaled, wide) * tf.cast(filters, wide), [0, 1, 2])
+                + tf.cast(dbias, wide) * shift
+            ),
+            "side_input": lambda: dside,
+        }  # fmt: skip
+        return {name: gradients[name]() for name in wanted}
+
+    def _attrs(self, match):
+        groups = (self.captured["Conv2D"], *self.activation.captured.values())
+        attrs = {name: match.attrs[name] for group in groups for name in group}
+        return attrs | {"activation": self.activation.name}
+
+    def describe(self, match):
+        parts = [
+            *["BiasAdd"] * ("bias" in match.operands),
+            "BatchNorm",
+            *["Add"] * ("side_input" in match.operands),
+            self.activation.label,
+        ]
+        activation = f"activation={match.outputs['y'].op.name} " if self.activation.label else ""
+        return (
+            "Conv2D with " + " and ".join(filter(None, parts)),
+            f"{activation}batch_norm={match.node(self.anchor).name} "
+            f"contraction={match.node('Conv2D').name}",
+        )
+
+    def _normalization(self, match):
+        """Returns the match of the normalization alone."""
+        x = match.node(match.attrs["bias_op"] or "Conv2D").outputs[0]
+        return dataclasses.replace(match, operands=match.operands | {"x": x})
+
+
+class ConvBatchNormAct(_ConvBatchNorm):
+    """act(fused_batch_norm(bias_add(conv2d(input, filters), bias))): inference."""
+
+    family = "conv2d_batch_norm"
+    anchor = "FusedBatchNormV3"
+    captured: ClassVar = _CONV.captured | {anchor: _ATTRIBUTES}
+    normalization = BatchNormAct()
+
+    def default_attrs(self):
+        return super().default_attrs() | {"is_training": False}
+
+    def variants(self, view, anchor):
+        form = None if anchor.get_attr("is_training") else _convolution(anchor.inputs[0])
+        if form is not None:
+            yield form | {"is_training": False}
+
+    def normalized(self, attrs, input, filters, bias=None, **vectors):
+        stock = getattr(tf.raw_ops, self.anchor)
+        names = (*_ATTRIBUTES, "data_format", "is_training")
+        x = _CONV.linear(attrs, input, filters, bias)
+        return stock(x=x, **vectors, **{name: attrs[name] for name in names}).y
+
+
+class ConvBatchNormV2Act(ConvBatchNormAct):
+    """act(fused_batch_norm_v2(bias_add(conv2d(input, filters), bias))): inference."""
+
+    family = "conv2d_batch_norm_v2"
+    anchor = "FusedBatchNormV2"
+    captured: ClassVar = _CONV.captured | {anchor: _ATTRIBUTES}
+
+
+class ConvBatchNormV1Act(ConvBatchNormAct):
+    """act(fused_batch_norm_v1(bias_add(conv2d(input, filters), bias))): inference."""
+
+    family = "conv2d_batch_norm_v1"
+    anchor = "FusedBatchNorm"
+    captured: ClassVar = _CONV.captured | {anchor: _ATTRIBUTES}
+
+
+class ConvGivenBatchNormAct(_ConvBatchNorm):
+    """act(batch_normalization(bias_add(conv2d(input, filters), bias), mean, variance))."""
+
+    family = "conv2d_given_batch_norm"
+    anchor = "Rsqrt"
+    captured: ClassVar = _CONV.captured
+    normalization = GivenBatchNormAct()
+
+    def variants(self, view, anchor):
+        forms = [form for form in map(_convolution, _factors(view, anchor)) if form is not None]
+        if forms:
+            for attrs in self.normalization.variants(view, anchor):
+                yield from (attrs | form for form in forms)
+
+    def check(self, match):
+        normalization = self._normalization(match)
+        channels = 1 if match.attrs["data_format"] == b"NCHW" else 3
+        reason = super().check(match)
+        if reason is None and self.normalization.axis(normalization) != channels:
+            reason = f"the channels of {normalization.operands['x'].name} are not those normalized"
+        return reason
+
+
+class _AddAct(AddSideInput):
+    """act(chain + side_input)."""
+
+    def stock(self, attrs, side_input, **operands):
+        total = self.add(attrs, self.normalized(attrs, **operands), side_input)
+        return {"y": self.activate(total, attrs)}
+
+    def check(self, match):
+        x = match.node(match.attrs["bias_op"] or "Conv2D").outputs[0]
+        return self.check_side_input(match, x) or super().check(match)
+
+
+class ConvBatchNormAddAct(_AddAct, ConvBatchNormAct):
+    """act(fused_batch_norm(bias_add(conv2d(input, filters), bias)) + side_input): inference."""
+
+    family = "conv2d_batch_norm_add"
+    operands: ClassVar = ConvBatchNormAct.operands | {"side_input": (4,)}
+    differentiable = (*ConvBatchNormAct.differentiable, "side_input")
+
+
+class ConvBatchNormV2AddAct(_AddAct, ConvBatchNormV2Act):
+    """act(fused_batch_norm_v2(bias_add(conv2d(input, filters), bias)) + side_input): inference."""
+
+    family = "conv2d_batch_norm_v2_add"
+    operands: ClassVar = ConvBatchNormAddAct.operands
+    differentiable = ConvBatchNormAddAct.differentiable
+
+
+class ConvBatchNormV1AddAct(_AddAct, ConvBatchNormV1Act):
+    """act(fused_batch_norm_v1(bias_add(conv2d(input, filters), bias)) + side_input): inference."""
+
+    family = "conv2d_batch_norm_v1_add"
+    operands: ClassVar = ConvBatchNormAddAct.operands
+    differentiable = ConvBatchNormAddAct.differentiable
+
+
+class ConvGivenBatchNormAddAct(_AddAct, ConvGivenBatchNormAct):
+    """act(batch_normalization(bias_add(conv2d(input, filters), bias), ..) + side_input)."""
+
+    family = "conv2d_given_batch_norm_add"
+    operands: ClassVar = ConvGivenBatchNormAct.operands | {"side_input": (4,)}
+    differentiable = (*ConvGivenBatchNormAct.differentiable, "side_input")
+
+
+def _convolution(tensor):
+    """Returns the attributes of a variant if a tensor is that of a convolution, or None."""
+    op = tensor.op.inputs[0].op if tensor.op.type == "Cast" else tensor.op
+    bias_op, conv = None, op
+    if op.type in _BIAS_OPS:
+        bias_op, convs = op.type, [t.op for t in op.inputs if t.shape.rank == 4]
+        conv = convs[0] if len(convs) == 1 else op
+    if conv.type != "Conv2D":
+        return None
+    return {"bias_op": bias_op, "data_format": conv.get_attr("data_format")}
+
+
+def _factors(view, rsqrt):
+    """Returns what the output of a Rsqrt, or a product of that, is multiplied by."""
+    first = [op for op in view.users(rsqrt.outputs[0]) if op.type == "Mul"]
+    second = (user for op in first for user in view.users(op.outputs[0]) if user.type == "Mul")
+    return [tensor for op in (*first, *second) for tensor in op.inputs]
