@@ -126,6 +126,20 @@ def test_gradients_with_scale(act, layout, dtype):
         assert_as_exact(*row, dtype)
 
 
+def test_graphs_of_builds_without_scale():
+    """The attribute that counts scales has a default, so graphs that lack it load."""
+    x, filters, bias, _, _ = cast(cases.ConvCase().inputs(), "float32")
+    concrete = tf.function(conv2d_bias_act).get_concrete_function(x, filters, bias)
+    graph_def = concrete.graph.as_graph_def()
+    (node,) = (node for node in graph_def.node if node.op == "TfFusedOps>Conv2DBiasAct")
+    del node.attr["num_scale"]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        (y,) = tf.import_graph_def(graph_def, return_elements=[concrete.outputs[0].name])
+        feeds = zip((t.name for t in concrete.inputs), (x, filters, bias), strict=True)
+        found = session.run(y, {f"import/{name}": value.numpy() for name, value in feeds})
+    np.testing.assert_array_equal(found, conv2d_bias_act(x, filters, bias))
+
+
 def test_published_example(isa):
     x = np.arange(9, dtype=np.float32).reshape(1, 3, 3, 1)
     ones = np.ones((2, 2, 1, 1), np.float32)
