@@ -122,12 +122,11 @@ class BatchNormForwardBase : public BatchNormActBase<T> {
 
     // y is written elementwise after x has been reduced, so it may take the
     // place of an input.
-    Tensor* y = nullptr;
     const std::vector<int> candidates =
         side == nullptr ? std::vector<int>{0}
                         : std::vector<int>{ctx->num_inputs() - 1, 0};
-    TF_RETURN_IF_ERROR(
-        ctx->forward_input_or_allocate_output(candidates, 0, x.shape(), &y));
+    void* y;
+    TF_RETURN_IF_ERROR(Output(ctx, candidates, 0, x.shape(), &y));
     void* statistics[4];
     for (int i = 0; i < 4; ++i) {
       TF_RETURN_IF_ERROR(
@@ -145,7 +144,7 @@ class BatchNormForwardBase : public BatchNormActBase<T> {
     args.apply.alpha = this->activation_.alpha;
     args.apply.x = x.data();
     args.apply.side = DataOrNull(side);
-    args.apply.y = y->data();
+    args.apply.y = y;
     args.apply.mask = static_cast<std::uint8_t*>(mask);
     args.moving_mean = vectors[2];
     args.moving_variance = vectors[3];
@@ -229,18 +228,13 @@ class BatchNormGradientBase : public BatchNormActBase<T> {
     const Tensor& dy = ctx->input(0);
     const bool pass_dy =
         side_wanted && this->activation_.activation == tfo::Activation::kNone;
-    Tensor* x_grad = nullptr;
     if (pass_dy) {
       ctx->set_output(side_index, dy);
-      TF_RETURN_IF_ERROR(ctx->allocate_output(0, dy.shape(), &x_grad));
-    } else {
-      TF_RETURN_IF_ERROR(OptionalOutput(ctx, side_index, side_wanted,
-                                        dy.shape(), &args->side_grad));
-      TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output(
-          {0, 1}, 0, dy.shape(), &x_grad));
+      return Output(ctx, {}, 0, dy.shape(), &args->x_grad);
     }
-    args->x_grad = x_grad->data();
-    return absl::OkStatus();
+    TF_RETURN_IF_ERROR(OptionalOutput(ctx, side_index, side_wanted, dy.shape(),
+                                      &args->side_grad));
+    return Output(ctx, {0, 1}, 0, dy.shape(), &args->x_grad);
   }
 };
 

@@ -139,19 +139,30 @@ inline absl::Status OptionalInput(tensorflow::OpKernelContext* ctx,
   return absl::OkStatus();
 }
 
+// Output `index` of `shape`: the memory of one of the inputs `candidates` where
+// nothing else needs that, or new memory.
+inline absl::Status Output(tensorflow::OpKernelContext* ctx,
+                           const std::vector<int>& candidates, int index,
+                           const tensorflow::TensorShape& shape, void** data) {
+  tensorflow::Tensor* tensor = nullptr;
+  TF_RETURN_IF_ERROR(
+      ctx->forward_input_or_allocate_output(candidates, index, shape, &tensor));
+  *data = tensor->data();
+  const bool on_cpu = ctx->op_device_context() == nullptr;
+  if (on_cpu) AdviseHugePages(*data, tensor->TotalBytes());
+  return absl::OkStatus();
+}
+
 // Allocates output `index` of `shape`, or an empty one where it is not wanted;
 // `*data` is its memory, or null.
 inline absl::Status OptionalOutput(tensorflow::OpKernelContext* ctx, int index,
                                    bool wanted,
                                    const tensorflow::TensorShape& shape,
                                    void** data) {
-  tensorflow::Tensor* tensor = nullptr;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(
-      index, wanted ? shape : tensorflow::TensorShape({0}), &tensor));
-  *data = wanted ? tensor->data() : nullptr;
-  const bool on_cpu = ctx->op_device_context() == nullptr;
-  if (wanted && on_cpu) AdviseHugePages(tensor->data(), tensor->TotalBytes());
-  return absl::OkStatus();
+  if (wanted) return Output(ctx, {}, index, shape, data);
+  *data = nullptr;
+  tensorflow::Tensor* empty = nullptr;
+  return ctx->allocate_output(index, tensorflow::TensorShape({0}), &empty);
 }
 
 inline absl::Status CheckShape(const char* name,
