@@ -1,5 +1,7 @@
 """Batch normalization + activation: numbers, statistics, and what the wrapper accepts."""
 
+from pathlib import Path
+
 import cases
 import numpy as np
 import pytest
@@ -231,3 +233,28 @@ def test_side_input_gradient_is_that_of_the_pre_activation(isa):
         tape.watch(side)
         y = fused(x, scale, offset, mean, variance, side, **case.attributes())[0]
     assert_close("dside", tape.gradient(y, side, dy), np.where(y > 0, dy, 0), "float64", 0)
+
+
+def mapping_flags(address):
+    """What the kernel knows of the memory at an address, two letters each."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if not first.endswith(":"):
+            begin, end = (int(bound, 16) for bound in first.split("-"))
+            inside = begin <= address < end
+        elif inside and first == "VmFlags:":
+            return line.split()[1:]
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages"
+)
+def test_large_outputs_ask_for_huge_pages():
+    x = tf.ones([48 * 1024, 256])
+    vector = tf.ones([256])
+    with tf.device("CPU"):
+        y = batch_norm_act(x, vector, vector, vector, vector)[0]
+    values = np.asarray(memoryview(y))
+    assert "hg" in mapping_flags(values.ctypes.data + values.nbytes // 2)
