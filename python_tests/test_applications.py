@@ -11,8 +11,7 @@ import pytest
 import tf_fused_ops as tfo
 from tf_fused_ops.layers import runs
 
-# Batch norm's epsilon and momentum are attributes of an op, so they have the digits of float32.
-TOLERANCE = 1e-7
+TOLERANCE = 1e-9
 
 # Family -> layers that conversion fuses, those with a side input, chains that remapping fuses in
 # training, convolutions that take in a batch norm in inference.

@@ -124,6 +124,25 @@ def test_published_walk_through(unbiased, isa):
 
 
 @pytest.mark.parametrize("training", [True, False])
+def test_digits_of_epsilon_and_momentum(training, isa):
+    """Attributes have the digits of float; 0.001 and 0.99 are these numbers all the same."""
+    x, ones = np.linspace(-0.1, 0.1, 24).reshape(8, 3), np.ones(3)
+    operands = (x, ones, ones, ones, ones * 1e-3)
+    options = {"epsilon": 1e-3, "momentum": 0.99, "training": training, "unbiased": False}
+    found = batch_norm_act(*operands, activation="none", **options)
+    expected = reference.batch_norm_act(
+        *map(tf.constant, operands),
+        None,
+        activation="none",
+        alpha=0.2,
+        data_format="NHWC",
+        **options,
+    )
+    for value, exact in zip(found, expected, strict=True):
+        np.testing.assert_allclose(value, exact, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("channels", [3, 33, 64])
 def test_against_the_stock_fused_op(channels, dtype, training, isa):

@@ -50,6 +50,16 @@ def test_groups(told):
     check(told, layer, keras.layers.Conv2D(**options), "2 groups", (1, 5, 5, 4), side=True)
 
 
+@pytest.mark.parametrize("name", ["epsilon", "momentum"])
+def test_digits_in_double_precision(told, name):
+    options = {name: 1 / 3, "dtype": "float64"}
+    layer = layers.FusedBatchNormalization(**options)
+    (x,) = values((4, 5), dtype="float64")
+    expected = keras.layers.BatchNormalization(**options)(x, training=True)
+    assert_same(layer(x, training=True), expected)
+    assert "has more digits" in told[-1][1]
+
+
 @pytest.mark.parametrize("family", ["conv", "dense"])
 def test_lora(told, family):
     fused, stock, options, shape = {

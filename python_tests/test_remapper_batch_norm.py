@@ -278,6 +278,23 @@ def test_broadcast_side_input():
     assert "may broadcast" in reasons(compiled)["given_batch_norm_add_relu"]
 
 
+@pytest.mark.parametrize("epsilon", [1e-3, 1.001e-5, 2**-11, 1 / 3000])
+def test_epsilon_in_double_precision(epsilon):
+    """An epsilon that the op's attribute cannot hold would cost half of the digits."""
+
+    def forward(x):
+        mean, variance = tf.nn.moments(x, [0, 1, 2])
+        return tf.nn.batch_normalization(x, mean, variance, None, None, epsilon)
+
+    (x,) = values(NHWC, dtype="float64")
+    x *= 1e-2  # a variance as small as epsilon
+    fits = epsilon != 1 / 3000
+    compiled = check(forward, [x], {"moments_batch_norm": 1} if fits else {})
+    assert fits or "more digits" in reasons(compiled)["moments_batch_norm"]
+    (x,) = values(NHWC)
+    check(forward, [x], {"moments_batch_norm": 1})
+
+
 def test_cast_to_another_dtype():
     """Only a round trip from half precision and back is part of the op."""
     layer = layer_of({}, NHWC)

@@ -101,6 +101,14 @@ ARCHITECTURES = {
         "moments_batch_norm_hard_swish": 18,
         "moments_batch_norm_relu": 5,
     },
+    "EfficientNetV2B0": {
+        "conv2d_bias_sigmoid": 16,
+        "conv2d_bias_silu": 16,
+        "matmul_bias": 1,
+        "moments_batch_norm": 18,
+        "moments_batch_norm_add": 2,
+        "moments_batch_norm_silu": 39,
+    },
     "ConvNeXtTiny": {
         "conv2d_bias": 4,
         "dense_bias": 18,

@@ -3,6 +3,8 @@
 #ifndef TFO_CC_KERNELS_BATCH_NORM_OPS_H_
 #define TFO_CC_KERNELS_BATCH_NORM_OPS_H_
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "cc/core/batch_norm.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/ops/shape_util.h"
@@ -17,6 +19,14 @@ using tensorflow::TensorShape;
 // One bit an element, in whole bytes.
 inline TensorShape MaskShape(const Tensor& y) {
   return {y.NumElements() / 8 + (y.NumElements() % 8 != 0)};
+}
+
+// The number that an attribute was written as: attributes have the digits of
+// float, and 0.001f is not 0.001 to an op on doubles.
+inline double AsWritten(float value) {
+  double written;
+  const bool read = absl::SimpleAtod(absl::StrCat(value), &written);
+  return read && static_cast<float>(written) == value ? written : value;
 }
 
 // The tensor x: its layout.
@@ -148,8 +158,8 @@ class BatchNormForwardBase : public BatchNormActBase<T> {
     args.apply.mask = static_cast<std::uint8_t*>(mask);
     args.moving_mean = vectors[2];
     args.moving_variance = vectors[3];
-    args.epsilon = epsilon_;
-    args.momentum = momentum_;
+    args.epsilon = AsWritten(epsilon_);
+    args.momentum = AsWritten(momentum_);
     args.training = this->training_;
     args.unbiased = unbiased_;
     args.new_mean = statistics[0];

@@ -64,6 +64,7 @@ mean: the moving mean.
 variance: the moving variance.
 side_input: none, or one tensor of x's shape.
 U: double where T is double, otherwise float.
+epsilon: as written in decimals: 0.001 is that also where T is double; so is momentum.
 momentum: new = old * momentum + batch * (1 - momentum).
 unbiased: the new moving variance takes the batch's with n / (n - 1).
 alpha: leaky_relu's slope below zero; the other activations ignore it.

@@ -6,7 +6,7 @@ from keras import ops
 
 from tf_fused_ops import distribute
 from tf_fused_ops.layers.fused import FusedLayer
-from tf_fused_ops.ops import batch_norm_act, sync_batch_norm_act
+from tf_fused_ops.ops import _decimals, batch_norm_act, sync_batch_norm_act
 
 _MAX_RANK = 5
 _OPS = ("TfFusedOps>BatchNormAct", "TfFusedOps>BatchNormActGrad")
@@ -74,6 +74,9 @@ class FusedBatchNormalization(FusedLayer, keras.layers.BatchNormalization):
             return f"the input has rank {rank}"
         if self.axis not in (-1, 1, rank - 1):
             return f"axis {self.axis} is neither the last one nor 1"
+        for name in ("epsilon", "momentum") if inputs.dtype == tf.float64 else ():
+            if not _decimals.survives(getattr(self, name)):
+                return f"{name} {getattr(self, name)} has more digits than the op's attribute"
         return None
 
     def call(self, inputs, side_input=None, training=None, mask=None, inputs_mask=None):

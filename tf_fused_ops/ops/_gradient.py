@@ -7,12 +7,14 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import record
 
-from tf_fused_ops.ops import _autodiff, activations
+from tf_fused_ops.ops import _autodiff, _decimals, activations
 
 
 def attributes(op, *names):
     """Returns the named attributes of an operation as Python values."""
     values = {name: op.get_attr(name) for name in names}
+    for name in values.keys() & {"epsilon", "momentum"}:
+        values[name] = _decimals.as_written(values[name])
     return {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
 
 

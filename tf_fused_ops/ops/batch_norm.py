@@ -138,7 +138,7 @@ def _moving_gradients(op, statistics_gradients, dscale, doffset):
     """The gradients of the inputs mean and variance."""
     dnew_mean, dnew_variance, dsaved_mean, dsaved_inv_std = statistics_gradients
     if op.get_attr("training"):
-        momentum = tf.cast(op.get_attr("momentum"), dnew_mean.dtype)
+        (momentum,) = _gradient.attributes(op, "momentum").values()
         return dnew_mean * momentum, dnew_variance * momentum
     scale, inv_std = op.inputs[1], op.outputs[4]
     dmean = dnew_mean + dsaved_mean - scale * inv_std * doffset

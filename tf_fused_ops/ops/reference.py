@@ -223,7 +223,7 @@ def batch_norm_statistics(x, mean, variance, *, epsilon, momentum, training, unb
 def _update(mean, variance, count, batch_mean, batch_variance, epsilon, momentum, unbiased):
     correction = count / tf.maximum(count - 1, 1) if unbiased else tf.ones_like(count)
     # An empty batch says nothing: the moving averages stay.
-    kept = tf.where(count > 0, tf.cast(momentum, mean.dtype), tf.ones_like(count))
+    kept = tf.where(count > 0, tf.constant(momentum, mean.dtype), tf.ones_like(count))
     new_mean = mean * kept + batch_mean * (1 - kept)
     new_variance = variance * kept + batch_variance * correction * (1 - kept)
     return new_mean, new_variance, batch_mean, tf.math.rsqrt(batch_variance + epsilon)

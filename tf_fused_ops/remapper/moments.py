@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from tf_fused_ops.ops import _decimals
 from tf_fused_ops.remapper.batch_norm import AddAct, BatchNorm
 
 _RANKS = (2, 3, 4, 5)
@@ -96,6 +97,9 @@ class _Decomposed(BatchNorm):
                 return f"{name} {vector.name} of {vector.shape[0]} elements does not fit {x.name}"
         if channels is None:
             return f"the number of channels of {x.name} is not known"
+        epsilon = match.attrs["epsilon"]
+        if x.dtype == tf.float64 and not _decimals.survives(epsilon):
+            return f"epsilon {epsilon} has more digits than the fused op's attribute"
         return None
 
     def arguments(self, match):

@@ -4,7 +4,7 @@ import time
 
 import tensorflow as tf
 
-from tf_fused_ops.ops import reference
+from tf_fused_ops.ops import _gradient, reference
 from tf_fused_ops.remapper import hiding, rewriter
 from tf_fused_ops.remapper.graph import GraphView
 from tf_fused_ops.remapper.graph_def import Transform
@@ -44,8 +44,7 @@ def _emit(op):
 
 
 def _attributes(op, names):
-    values = {name: op.get_attr(name) for name in names}
-    values = {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
+    values = _gradient.attributes(op, *names)
     if values.get("padding") == "EXPLICIT":
         explicit = iter(op.get_attr("explicit_paddings"))
         values["padding"] = [list(pair) for pair in zip(explicit, explicit, strict=True)]
@@ -125,7 +124,7 @@ def _mask(op, y):
 def _batch_norm_inference(op, side_input):
     """As tf.nn.batch_normalization has it: one product and one sum over x."""
     x, scale, offset, mean, variance = op.inputs[:5]
-    vectors, epsilon = (mean, variance, offset, scale), op.get_attr("epsilon")
+    vectors, epsilon = (mean, variance, offset, scale), _attributes(op, ["epsilon"])["epsilon"]
     if op.get_attr("data_format") == b"NCHW":
         vectors = (tf.reshape(v, [-1] + [1] * (x.shape.rank - 2)) for v in vectors)
     z = tf.nn.batch_normalization(tf.cast(x, scale.dtype), *vectors, epsilon)
