@@ -13,7 +13,6 @@ class BatchNorm(Rule):
     """act(batch_norm(x)), however stock code spells the normalization."""
 
     differentiable = ("x", "scale", "offset")
-    scalable = True
     fused_ops = ("TfFusedOps>BatchNormAct", "TfFusedOps>BatchNormActGrad")
 
     @abc.abstractmethod
@@ -31,6 +30,9 @@ class BatchNorm(Rule):
     @abc.abstractmethod
     def statistics(self, fused):
         """Returns the fused op's outputs for those of the stock normalization but y, by name."""
+
+    def scalable(self, attrs, shapes):
+        return True
 
     def stock(self, attrs, **operands):
         outputs = self.normalize(attrs, **operands)

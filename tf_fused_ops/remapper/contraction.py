@@ -2,6 +2,7 @@
 
 import abc
 import functools
+import math
 from typing import ClassVar
 
 import tensorflow as tf
@@ -32,12 +33,17 @@ class _ContractionBiasAct(Rule):
             if "bias" not in self.operands:
                 yield attrs | {"bias_op": None}
                 continue
-            for bias_op in dict.fromkeys(_bias_ops(view, self.product(view, anchor))):
+            product, rank = self.product(view, anchor), self.bias_rank(anchor)
+            for bias_op in dict.fromkeys(_bias_ops(view, product, rank)):
                 yield attrs | {"bias_op": bias_op}
 
     def product(self, view, anchor):
         """Returns the tensor to which the bias is added."""
         return anchor.outputs[0]
+
+    def bias_rank(self, anchor):
+        """Returns the rank of the bias."""
+        return 1
 
     def stock(self, attrs, **operands):
         return {"y": self.activate(self.linear(attrs, **operands), attrs)}
@@ -67,16 +73,20 @@ class _ContractionBiasAct(Rule):
         bias, product = match.operands["bias"], match.node(self.anchor).outputs[0]
         if match.attrs.get("data_format") == b"NCHW":
             return f"{bias.name} is added to the last dimension, which is not that of channels"
-        if bias.shape[0] is None or bias.shape[0] != product.shape[-1]:
+        if not bias.shape.is_fully_defined() or bias.shape != self.channels(match):
             return f"{bias.name} of shape {bias.shape} may not be a bias of {product.name}"
         return None
+
+    def channels(self, match):
+        """Returns the shape that the bias must have."""
+        return match.node(self.anchor).outputs[0].shape[-1:]
 
     def fuse(self, match, training):
         save = training and self.activation.needs_pre_activation(match.attrs)
         fused = self.forward_op(
             *self._factors(match),
-            bias=self._optional(match, "bias"),
-            side_input=list(map(self.widen, self._optional(match, "side_input"))),
+            bias=[self.flat_bias(t) for t in self._optional(match, "bias")],
+            side_input=[self.widen(match, t) for t in self._optional(match, "side_input")],
             save_pre_activation=save,
             name=match.fused_name(),
             **self._attrs(match),
@@ -84,12 +94,12 @@ class _ContractionBiasAct(Rule):
         saved = ()
         if self.activation.name != "none":
             saved = (fused.pre_activation if save else fused.y,)
-        return Fused({"y": self.narrow(fused.y)}, saved)
+        return Fused({"y": self.narrow(match, fused.y)}, saved)
 
     def fuse_gradient(self, match, fused, dy, wanted):
         a, b = self.contraction
         gradients = self.gradient_op(
-            self.widen(dy),
+            self.widen(match, dy),
             *self._factors(match),
             saved=list(fused.saved),
             bias_gradient="bias" in wanted,
@@ -99,18 +109,22 @@ class _ContractionBiasAct(Rule):
             **self._attrs(match),
         )
         named = zip((a, b, "bias", "side_input"), gradients, strict=True)
-        return {name: self.narrow_gradient(name, g) for name, g in named if name in wanted}
+        return {name: self.narrow_gradient(match, name, g) for name, g in named if name in wanted}
 
-    def widen(self, tensor):
+    def flat_bias(self, bias):
+        """Gives the bias the rank that the fused op takes."""
+        return bias
+
+    def widen(self, match, tensor):
         """Gives a tensor of the output's shape the rank that the fused op takes."""
         return tensor
 
-    def narrow(self, tensor):
+    def narrow(self, match, tensor):
         """Undoes `widen`."""
         return tensor
 
-    def narrow_gradient(self, name, gradient):
-        """Gives the gradient of an operand the operand's rank."""
+    def narrow_gradient(self, match, name, gradient):
+        """Gives the gradient of an operand the operand's shape."""
         return gradient
 
     def describe(self, match):
@@ -168,8 +182,15 @@ class Conv2DBiasAct(_ContractionBiasAct):
         z = tf.raw_ops.Conv2D(input=input, filter=filters, **conv)
         return self.add_bias(attrs, z, bias)
 
+    def scalable(self, attrs, shapes):
+        # Windows stay inside the image, and the sizes of the result enter no constant.
+        *window, channels, _ = shapes["filters"]
+        fits = attrs["padding"] == b"SAME" or window == [1, 1]
+        grouped = shapes["input"][_channel_axis(attrs)] != channels
+        return fits and not grouped and attrs["bias_op"] not in _SUMS
+
     def check(self, match):
-        channels = match.operands["input"].shape[1 if match.attrs["data_format"] == b"NCHW" else -1]
+        channels = match.operands["input"].shape[_channel_axis(match.attrs)]
         filters = match.operands["filters"].shape
         if channels is None or channels != filters[-2]:
             return (
@@ -177,6 +198,10 @@ class Conv2DBiasAct(_ContractionBiasAct):
                 f"{filters[-2]} in the filters"
             )
         return super().check(match)
+
+
+def _channel_axis(attrs):
+    return 1 if attrs["data_format"] == b"NCHW" else -1
 
 
 class Conv2DAct(Conv2DBiasAct):
@@ -201,6 +226,9 @@ class PadConv2DBiasAct(Conv2DBiasAct):
 
     def parameters(self, attrs):
         return {"paddings": (2, tf.int32)}
+
+    def scalable(self, attrs, shapes):
+        return False
 
     def linear(self, attrs, input, filters, bias=None):
         padded = tf.raw_ops.Pad(input=input, paddings=attrs["paddings"])
@@ -234,36 +262,35 @@ class Conv1DBiasAct(Conv2DBiasAct):
         squeezes = (op for op in view.users(anchor.outputs[0]) if op.type == "Squeeze")
         return next((op.outputs[0] for op in squeezes), anchor.outputs[0])
 
+    def scalable(self, attrs, shapes):
+        return False
+
     def linear(self, attrs, input, filters, bias=None):
         # As tf.nn.conv1d does it.
-        axis = _height(attrs)
+        axis = _height(attrs) - 4
         wide = tf.expand_dims(input, axis), tf.expand_dims(filters, 0)
         z = tf.squeeze(Conv2DBiasAct.linear(self, attrs, *wide), [axis])
         return self.add_bias(attrs, z, bias)
 
-    def check(self, match):
-        if match.attrs["data_format"] == b"NCHW":
-            return "channels first are not supported in one dimension"
-        return super().check(match)
+    def widen(self, match, tensor):
+        return tf.expand_dims(tensor, _height(match.attrs))
 
-    def widen(self, tensor):
-        return tf.expand_dims(tensor, 1)
+    def narrow(self, match, tensor):
+        return tf.squeeze(tensor, [_height(match.attrs)])
 
-    def narrow(self, tensor):
-        return tf.squeeze(tensor, [1])
-
-    def narrow_gradient(self, name, gradient):
-        axis = {"input": 1, "filters": 0, "side_input": 1}.get(name)
+    def narrow_gradient(self, match, name, gradient):
+        height = _height(match.attrs)
+        axis = {"input": height, "filters": 0, "side_input": height}.get(name)
         return gradient if axis is None else tf.squeeze(gradient, [axis])
 
     def _factors(self, match):
-        return [tf.expand_dims(match.operands["input"], 1),
+        return [self.widen(match, match.operands["input"]),
                 tf.expand_dims(match.operands["filters"], 0)]  # fmt: skip
 
 
 def _height(attrs):
-    """Returns where tf.nn.conv1d puts the dimension of size 1."""
-    return -2 if attrs["data_format"] == b"NCHW" else -3
+    """Returns the axis that tf.nn.conv1d adds."""
+    return 2 if attrs["data_format"] == b"NCHW" else 1
 
 
 class MatMulBiasAct(_ContractionBiasAct):
@@ -316,43 +343,151 @@ class BatchMatMulBiasAct(MatMulBiasAct):
         return attrs
 
 
-class EinsumBiasAct(BatchMatMulBiasAct):
-    """act(bias_add(einsum("…k,kn->…n", a, b), bias))."""
+class _ReshapedBiasAct(MatMulBiasAct):
+    """A product of matrices once its operands are reshaped; the bias may have several dimensions.
+
+    A variant also says the ranks of the operands, on which depends what autodiff makes of the sum.
+    """
+
+    captured: ClassVar = {}
+
+    def operand_shape(self, name, attrs):
+        return [None] * attrs[f"{name}_rank"]
+
+    def check(self, match):
+        b = match.operands["b"]
+        if not b.shape.is_fully_defined():
+            return f"the shape of {b.name} is not known: {b.shape}"
+        return super().check(match)
+
+    @abc.abstractmethod
+    def channels(self, match):
+        """Returns the dimensions that b adds."""
+
+    @abc.abstractmethod
+    def shape(self, match):
+        """Returns the shape of the result for `tf.reshape`."""
+
+    def widen(self, match, tensor):
+        return tf.reshape(tensor, [-1, self.channels(match).num_elements()])
+
+    def flat_bias(self, bias):
+        return tf.reshape(bias, [-1])
+
+    def narrow(self, match, tensor):
+        return tf.reshape(tensor, self.shape(match))
+
+    def narrow_gradient(self, match, name, gradient):
+        return tf.reshape(gradient, _sizes(match.operands[name]))
+
+    def _factors(self, match):
+        b, columns = match.operands["b"], self.channels(match).num_elements()
+        rows = b.shape.num_elements() // max(columns, 1)
+        return [tf.reshape(match.operands["a"], [-1, rows]), tf.reshape(b, [rows, columns])]
+
+
+class EinsumBiasAct(_ReshapedBiasAct):
+    """act(einsum("…K,KN->…N", a, b) + bias); K and N are one or more dimensions each."""
 
     family = "einsum_bias"
     anchor = "Einsum"
-    captured: ClassVar = {"Einsum": {"equation": b"abc,cd->abd"}}
+    operands: ClassVar = {"a": (2, 3, 4, 5, 6), "b": (2, 3, 4), "bias": (1, 2, 3)}
     keyed = ("equation",)
 
+    def default_attrs(self):
+        return super().default_attrs() | {"equation": b"abc,cd->abd"}
+
     def variants(self, view, anchor):
-        if len(anchor.inputs) == 2 and _is_dense(anchor.get_attr("equation").decode()):
-            yield from super().variants(view, anchor)
+        if _contracted(anchor.get_attr("equation")):
+            tensors = (anchor.inputs[0], anchor.inputs[1])
+            ranks = {f"{k}_rank": t.shape.rank for k, t in zip("ab", tensors, strict=True)}
+            ranks["bias_rank"] = self.bias_rank(anchor)
+            yield from (attrs | ranks for attrs in super().variants(view, anchor))
+
+    def bias_rank(self, anchor):
+        return anchor.inputs[1].shape.rank - _contracted(anchor.get_attr("equation"))
 
     def linear(self, attrs, a, b, bias=None):
         equation = attrs["equation"]
         return self.add_bias(attrs, tf.raw_ops.Einsum(inputs=[a, b], equation=equation), bias)
 
-    def _attrs(self, match):
-        return {"activation": self.activation.name} | (
-            {"alpha": match.attrs["alpha"]} if "alpha" in match.attrs else {}
-        )
+    def channels(self, match):
+        return match.operands["b"].shape[_contracted(match.attrs["equation"]) :]
+
+    def shape(self, match):
+        sizes = _sizes(match.operands["a"])[: -_contracted(match.attrs["equation"])]
+        channels = self.channels(match).as_list()
+        return sizes + channels if isinstance(sizes, list) else tf.concat([sizes, channels], 0)
 
 
-def _is_dense(equation):
-    """Returns whether an einsum multiplies the last dimension by a matrix."""
-    operands, _, result = equation.partition("->")
+class HeadsBiasAct(_ReshapedBiasAct):
+    """act(reshape(matmul(a, b), shape) + bias), as Keras spells an einsum onto several heads."""
+
+    family = "heads_bias"
+    anchor = "BatchMatMulV2"
+    operands: ClassVar = {"a": (3, 4, 5, 6), "b": (2,), "bias": (2,)}
+
+    def default_attrs(self):
+        return super().default_attrs() | {"bias_op": "AddV2", "shape": [-1, 1, 1]}
+
+    def variants(self, view, anchor):
+        ranks = {"a_rank": anchor.inputs[0].shape.rank, "b_rank": 2, "bias_rank": 2}
+        if anchor.inputs[1].shape.rank == 2:
+            yield from (attrs | ranks for attrs in super().variants(view, anchor))
+
+    def parameters(self, attrs):
+        return {"shape": (1, tf.int32)}
+
+    def bias_rank(self, anchor):
+        return 2
+
+    def product(self, view, anchor):
+        return _reshaped(view, anchor)
+
+    def linear(self, attrs, a, b, bias=None):
+        z = tf.reshape(tf.raw_ops.BatchMatMulV2(x=a, y=b), attrs["shape"])
+        return self.add_bias(attrs, z, bias)
+
+    def check(self, match):
+        columns = match.operands["b"].shape[-1]
+        if math.prod(match.attrs["shape"][-2:]) != columns:
+            return f"reshaping to {match.attrs['shape']} mixes the {columns} columns with the rows"
+        return super().check(match)
+
+    def channels(self, match):
+        return tf.TensorShape(match.attrs["shape"][-2:])
+
+    def shape(self, match):
+        return match.attrs["shape"]
+
+
+def _contracted(equation):
+    """Returns over how many dimensions an einsum "…K,KN->…N" sums; 0 for other ones."""
+    operands, _, result = equation.decode().partition("->")
     a, _, b = operands.partition(",")
-    letters = a[:-1] + b
-    return (
-        len(b) == 2
-        and (a[-1:], a[:-1] + b[1]) == (b[0], result)
-        and len(set(letters)) == len(letters)
-        and letters.isalpha()
-    )
+    for count in range(1, min(len(a), len(b))):
+        letters = a[:-count] + b
+        if (
+            a[-count:] == b[:count]
+            and result == a[:-count] + b[count:]
+            and len(set(letters)) == len(letters)
+            and letters.isalpha()
+        ):
+            return count
+    return 0
+
+
+def _reshaped(view, anchor):
+    """Returns the product as its consumers see it: reshaped, if it is."""
+    reshapes = (op for op in view.users(anchor.outputs[0]) if op.type == "Reshape")
+    return next((op.outputs[0] for op in reshapes), anchor.outputs[0])
 
 
 class _AddAct(AddSideInput):
     """act(chain + side_input)."""
+
+    def scalable(self, attrs, shapes):
+        return False
 
     def stock(self, attrs, side_input, **operands):
         z = self.add(attrs, self.linear(attrs, **operands), side_input)
@@ -405,7 +540,9 @@ class DenseBiasAct(MatMulBiasAct):
     family = "dense_bias"
     operands: ClassVar = {"a": (3, 4, 5, 6), "b": (2,), "bias": (1,)}
     captured: ClassVar = {}
-    scalable = True
+
+    def scalable(self, attrs, shapes):
+        return True
 
     def variants(self, view, anchor):
         flat, b = anchor.inputs
@@ -419,8 +556,7 @@ class DenseBiasAct(MatMulBiasAct):
             yield from (attrs | known for attrs in super().variants(view, anchor))
 
     def product(self, view, anchor):
-        reshapes = (op for op in view.users(anchor.outputs[0]) if op.type == "Reshape")
-        return next((op.outputs[0] for op in reshapes), anchor.outputs[0])
+        return _reshaped(view, anchor)
 
     def operand_shape(self, name, attrs):
         return attrs.get(f"{name}_shape", super().operand_shape(name, attrs))
@@ -437,6 +573,8 @@ class DenseBiasAct(MatMulBiasAct):
 
 class DenseBiasAddAct(_AddAct, DenseBiasAct):
     """act(bias_add(tensordot(a, b), bias) + side_input)."""
+
+    scalable = DenseBiasAct.scalable
 
     family = "dense_bias_add"
     operands: ClassVar = DenseBiasAct.operands | {"side_input": (3, 4, 5, 6)}
@@ -456,8 +594,17 @@ class DenseBiasAddAct(_AddAct, DenseBiasAct):
         return DenseBiasAct.check(self, match)
 
 
-def _bias_ops(view, product):
-    """Yields the types of the ops that may add a bias to a tensor."""
+def _bias_ops(view, product, rank):
+    """Yields the types of the ops that may add a bias of a rank to a tensor."""
     for op, port in view.consumers(product):
-        if op.type == "BiasAdd" or (op.type in _SUMS and op.inputs[1 - port].shape.rank == 1):
+        is_sum = op.type in _SUMS and op.inputs[1 - port].shape.rank == rank
+        if is_sum or (op.type == "BiasAdd" and rank == 1):
             yield op.type
+
+
+def _sizes(tensor):
+    """Returns the shape of a tensor for `tf.reshape`, which is left one unknown size to find."""
+    sizes = tensor.shape.as_list()
+    if sizes.count(None) > 1:
+        return tf.shape(tensor)
+    return [-1 if size is None else size for size in sizes]

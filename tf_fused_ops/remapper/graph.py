@@ -9,6 +9,7 @@ nodes are replaced.
 """
 
 import collections
+import functools
 
 from tensorflow.python.framework import tensor_util
 
@@ -43,6 +44,7 @@ class GraphView:
         self._attrs = {}
         self._kept = set()
         self._constants = {}
+        self._arrays = {}
         self._indexed = set()
         self._removed = set()
         self._by_type = collections.defaultdict(list)
@@ -56,9 +58,8 @@ class GraphView:
     def _index(self, op):
         self._indexed.add(op)
         self._by_type[op.type].append(op)
-        consumers = self._consumers
         for port, tensor in enumerate(op.inputs):
-            consumers[id(tensor)].append((op, port))
+            self._consumers[id(tensor)].append((op, port))
 
     def ops(self, op_type):
         """Returns the live ops of a type."""
@@ -68,8 +69,9 @@ class GraphView:
         """Returns whether the graph has ops of all these types."""
         return all(op_type in self._by_type for op_type in op_types)
 
+    @functools.cached_property
     def cast_types(self):
-        """Returns the dtypes that the graph casts from."""
+        """The dtypes that the graph casts from."""
         return {op.inputs[0].dtype for op in self._by_type.get("Cast", ())}
 
     def is_live(self, op):
@@ -116,7 +118,12 @@ class GraphView:
         if op.type != "Const":
             return None
         if op not in self._constants:
-            self._constants[op] = tensor_util.MakeNdarray(op.get_attr("value"))
+            # A graph has few different constants among those that patterns ask for.
+            proto = op.node_def.attr["value"].tensor
+            key = proto.SerializeToString()
+            if key not in self._arrays:
+                self._arrays[key] = tensor_util.MakeNdarray(proto)
+            self._constants[op] = self._arrays[key]
         return self._constants[op]
 
     def remove(self, ops):
@@ -255,8 +262,9 @@ def _is_topological(ops):
     later = set(ops)
     for op in ops:
         later.discard(op)
-        if not later.isdisjoint([tensor.op for tensor in op.inputs]):
-            return False
+        for tensor in op.inputs:
+            if tensor.op in later:
+                return False
         if not later.isdisjoint(op.control_inputs):
             return False
     return True

@@ -8,8 +8,12 @@ from tensorflow.python.framework import kernels
 
 def device_type(device):
     """Returns "CPU" or "GPU": where an op with this device string is placed."""
-    named = tf.DeviceSpec.from_string(device or "").device_type
-    return named or ("GPU" if tf.config.list_logical_devices("GPU") else "CPU")
+    return _named_type(device or "") or ("GPU" if tf.config.list_logical_devices("GPU") else "CPU")
+
+
+@functools.cache
+def _named_type(device):
+    return tf.DeviceSpec.from_string(device).device_type
 
 
 @functools.cache

@@ -114,18 +114,18 @@ class Matcher:
             return None
         return Binding(dict(enumerate(nodes)), dict(operands))
 
-    def extend(self, binding, name, excluded=frozenset()):
-        """Adds the nodes of a further output to a binding.
+    def extend(self, binding, names, excluded=frozenset()):
+        """Adds the nodes of further outputs to a binding.
 
         Args:
             binding: A Binding; left as it is.
-            name: A pattern output.
+            names: Pattern outputs.
             excluded: Ops that new nodes must not stand for.
 
         Returns:
             A Binding or None.
         """
-        todo = self._pattern.ancestors([name]) - binding.nodes.keys()
+        todo = self._pattern.ancestors(names) - binding.nodes.keys()
         self._excluded = excluded
         found = next(self._solve(binding.copy(), [], todo), None)
         self._excluded = frozenset()
@@ -163,7 +163,7 @@ class Matcher:
                     yield binding
                     return
                 choices = self._reachable(binding, missing)
-            steps = [step for node, op in choices for step in self._steps(binding, node, op)]
+            steps = self._steps(binding, choices)
             if len(steps) != 1:
                 yield from self._branch(binding, steps, agenda, todo)
                 return
@@ -172,8 +172,7 @@ class Matcher:
 
     def _solve_any(self, binding, choices, agenda, todo):
         """Yields what `_solve` does, with one of the (node, op) pairs bound first."""
-        steps = [step for node, op in choices for step in self._steps(binding, node, op)]
-        return self._branch(binding, steps, agenda, todo)
+        return self._branch(binding, self._steps(binding, choices), agenda, todo)
 
     def _branch(self, binding, steps, agenda, todo):
         """Yields the bindings to which any of the steps leads."""
@@ -182,20 +181,26 @@ class Matcher:
             if self._take(found, step, rest):
                 yield from self._solve(found, rest, todo)
 
-    def _steps(self, binding, node, op):
-        """Returns the ways in which a pattern node may stand for an op: (node, op, order)."""
-        wanted = self._pattern.nodes[node]
-        if wanted.type != op.type or op in self._excluded or not _fits(wanted, op):
-            return []
-        inputs = op.inputs
-        return [
-            (node, op, order)
-            for order in _orders(wanted, op)
-            if all(
-                self._plausible(binding, value, inputs[i])
-                for value, i in zip(wanted.inputs, order, strict=True)
-            )
-        ]
+    def _steps(self, binding, choices):
+        """Returns the ways in which pattern nodes may stand for ops: (node, op, order)."""
+        steps = []
+        for node, op in choices:
+            wanted = self._pattern.nodes[node]
+            inputs = op.inputs
+            if wanted.type != op.type or op in self._excluded or not _fits(wanted, inputs):
+                continue
+            orders = _orders(wanted, inputs)
+            if len(choices) == len(orders) == 1:
+                return [(node, op, orders[0])]
+            steps += [
+                (node, op, order)
+                for order in orders
+                if all(
+                    self._plausible(binding, value, inputs[i])
+                    for value, i in zip(wanted.inputs, order, strict=True)
+                )
+            ]
+        return steps
 
     def _take(self, binding, step, agenda):
         """Lets a pattern node stand for an op; returns whether its attributes allow it."""
@@ -297,19 +302,19 @@ class Matcher:
         return True
 
 
-def _fits(wanted, op):
+def _fits(wanted, inputs):
     """Returns whether an op has as many inputs as a pattern node."""
     if wanted.open:
-        return len(wanted.inputs) <= len(op.inputs) <= _MAX_SUMMED
-    return len(wanted.inputs) == len(op.inputs)
+        return len(wanted.inputs) <= len(inputs) <= _MAX_SUMMED
+    return len(wanted.inputs) == len(inputs)
 
 
-def _orders(wanted, op):
-    """Yields the orders in which an op's inputs may be those of a pattern node, as indices."""
-    given, count = range(len(op.inputs)), len(wanted.inputs)
+def _orders(wanted, inputs):
+    """Returns the orders in which an op's inputs may be those of a pattern node, as indices."""
+    given, count = range(len(inputs)), len(wanted.inputs)
     if wanted.open or (wanted.commutative and count <= _MAX_PERMUTED):
-        return itertools.permutations(given, count)
-    return [given]
+        return tuple(itertools.permutations(given, count))
+    return (given,)
 
 
 def _text(value):
@@ -318,7 +323,7 @@ def _text(value):
 
 def same_constant(a, b):
     """Returns whether two arrays of one dtype and shape differ by rounding only."""
-    if np.array_equal(a, b):
+    if a.tobytes() == b.tobytes() or np.array_equal(a, b):
         return True
     if not tf.as_dtype(a.dtype).is_floating:
         return False

@@ -35,7 +35,7 @@ class _Decomposed(BatchNorm):
         origin = self.origin(view, vector)
         if vector.shape.rank != 1 or origin is None:
             return
-        casts = view.cast_types() if anchor.outputs[0].dtype == tf.float32 else ()
+        casts = view.cast_types if anchor.outputs[0].dtype == tf.float32 else ()
         halves = (*(half for half in _HALF if half in casts), None)
         for scaled, centered, half in itertools.product((True, False), (True, False), halves):
             yield form | origin | {"scaled": scaled, "centered": centered, "half": half}

@@ -195,7 +195,7 @@ def _extract(graph, operands, outputs, anchor, free=(), parameters=None):
     given = {id(tensor): Operand(name) for name, tensor in operands.items()}
     for name, tensor in (parameters or {}).items():
         given[id(tensor)] = Parameter(name, tensor.dtype, tensor.shape.rank)
-    ops = _needed_ops(graph, outputs.values())
+    ops = needed_ops(graph, outputs.values())
     index = {op: i for i, op in enumerate(ops)}
     sums = {t.op for name, t in outputs.items() if name.startswith("d_") and t.op.type == "AddN"}
 
@@ -220,7 +220,7 @@ def _extract(graph, operands, outputs, anchor, free=(), parameters=None):
     )
 
 
-def _needed_ops(graph, outputs):
+def needed_ops(graph, outputs):
     """Returns the ops between placeholders and outputs, inputs first, without constants."""
     stack, needed = [tensor.op for tensor in outputs], set()
     while stack:

@@ -8,6 +8,7 @@ nothing against it; what it finds goes into the report.
 import contextlib
 import dataclasses
 import fnmatch
+import gc
 import time
 
 import tensorflow as tf
@@ -69,7 +70,8 @@ def remap_graph(
     start = time.perf_counter()
     options = options or RemapOptions()
     rewriter = _Rewriter(graph, outputs, options, name or graph.name, identify_gradient)
-    rewriter.run()
+    with _collector_paused():
+        rewriter.run()
     rewriter.report.seconds = time.perf_counter() - start
     return rewriter.outputs, rewriter.report
 
@@ -177,6 +179,18 @@ class _Rewriter:
 
 
 @contextlib.contextmanager
+def _collector_paused():
+    """No garbage collection: it would walk the whole graph that has been traced, for nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextlib.contextmanager
 def outside(graph):
     """New ops go into a graph, whatever devices and control dependencies are around."""
     with graph.as_default(), tf.control_dependencies(None), tf.device(None):
@@ -211,7 +225,8 @@ def swap(view, outputs, replacements):
     for old, new in replacements:
         for user in view.waiting(old.op):
             view.replace_control_input(user, old.op, new.op)
-        new.set_shape(old.shape)
+        if not new.shape.is_fully_defined():
+            new.set_shape(old.shape)
         outputs[:] = [new if output is old else output for output in outputs]
         view.redirect(old, new)
     for _, new in replacements:
@@ -221,8 +236,8 @@ def swap(view, outputs, replacements):
 def _maker(tensors):
     """Returns the fused op that the named tensors come from."""
     op = next(iter(tensors.values())).op
-    # A convolution in one dimension is one in two, squeezed.
-    return op.inputs[0].op if op.type == "Squeeze" else op
+    # Some results are those of another rank, made narrower.
+    return op.inputs[0].op if op.type in ("Squeeze", "Reshape") else op
 
 
 def _messages(candidate, wanted):

@@ -62,8 +62,6 @@ class Rule(abc.ABC):
         captured: {op type: {attribute: default}}: attributes that a match may have any value of.
         keyed: Captured attributes of the anchor that other nodes of the chain depend on: one
             pattern per value.
-        scalable: Whether what autodiff makes of the chain depends on sizes only through constants
-            that are sizes or products of them.
         fused_ops: The op types that are emitted: forward, gradient.
         core: The chain without its activation; where it is not found, the rule need not be tried.
     """
@@ -74,7 +72,6 @@ class Rule(abc.ABC):
     differentiable: tuple
     captured: ClassVar[dict] = {}
     keyed: tuple = ()
-    scalable = False
     fused_ops: tuple
 
     def __init__(self, activation=spellings.NONE, spelling=None, core=None):
@@ -123,6 +120,11 @@ class Rule(abc.ABC):
         """Returns what has to be known of an operand's shape to trace the forward pattern."""
         ranks = self.operands[name]
         return [None] * ranks[0] if len(ranks) == 1 else None
+
+    def scalable(self, attrs, shapes):
+        """Returns whether what autodiff makes of the chain depends on sizes only through constants
+        that are sizes of operands or products of them; `shapes` are theirs by name."""
+        return False
 
     def scale(self, attrs, sizes):
         """Returns the attributes with sizes replaced, for rules that are scalable."""

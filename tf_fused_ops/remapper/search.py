@@ -16,7 +16,7 @@ from tf_fused_ops.remapper.matcher import Matcher
 from tf_fused_ops.remapper.rule import Match
 
 # Stand for sizes while a joint pattern is traced: whatever constant they divide is made of sizes.
-_PRIMES = (11, 13, 17, 19, 23, 29)
+_PRIMES = (11, 13, 17, 19, 23, 29, 31)
 # Joint patterns in memory; a large model has a few hundred different layers.
 _JOINT_PATTERNS = 4096
 
@@ -100,15 +100,22 @@ def backward_matches(view, rule, match):
     if all(op in inside for tensor in values for op, _ in view.consumers(tensor)):
         return ()
     specs = tuple((n, tf.TensorSpec(t.shape, t.dtype)) for n, t in match.operands.items())
+    if any(spec.shape.rank is None for _, spec in specs):
+        return ()
     traced = _joint_pattern(rule, specs, _hashable(match.attrs))
     matcher = Matcher(traced, view)
     forward = matcher.assume(match.nodes, match.operands, match.outputs)
     forward = forward or matcher.match(match.node(rule.anchor), match.outputs)
+    later = {node.type for node in traced.nodes[len(match.nodes) :]}
     # The gradient with the longest way leaves least choice for the others.
     names = sorted(traced.outputs.keys() - match.outputs.keys())
     names.sort(key=lambda name: len(traced.ancestors([name])), reverse=True)
     found, used = [], set()
-    while forward is not None:
+    while forward is not None and any(
+        op.type in later and op not in inside and op not in used
+        for tensor in values
+        for op, _ in view.consumers(tensor)
+    ):
         binding = _extend(matcher, forward, names, used)
         nodes = [op for node, op in sorted(binding.nodes.items()) if node not in forward.nodes]
         if not nodes:
@@ -126,11 +133,14 @@ def backward_matches(view, rule, match):
 
 def _extend(matcher, binding, names, used):
     """Returns a binding with all named outputs that exist; one may lead to another."""
+    everything = matcher.extend(binding, names, excluded=used)
+    if everything:
+        return everything
     missing, progress = list(names), True
     while progress:
         progress = False
         for name in list(missing):
-            extended = matcher.extend(binding, name, excluded=used)
+            extended = matcher.extend(binding, [name], excluded=used)
             if extended:
                 binding, progress = extended, True
                 missing.remove(name)
@@ -183,10 +193,10 @@ def _forward_pattern(rule, dtype, variant):
 def _joint_pattern(rule, specs, attrs):
     """Returns the pattern of a rule's stock code with its gradient, for operands of exactly these
     static shapes."""
-    if not rule.scalable:
-        return _trace_joint(rule, specs, attrs)
-    sizes = sorted({size for _, spec in specs for size in spec.shape if size not in (None, 0, 1)})
-    if len(sizes) > len(_PRIMES):
+    shapes = {name: spec.shape.as_list() for name, spec in specs}
+    # In order of appearance, so that layers that differ in their sizes alone share a pattern.
+    sizes = dict.fromkeys(n for shape in shapes.values() for n in shape if n not in (None, 0, 1))
+    if len(sizes) > len(_PRIMES) or not rule.scalable(_unhashed(attrs), shapes):
         return _trace_joint(rule, specs, attrs)
     primes = dict(zip(sizes, _PRIMES, strict=False))
     scaled = tuple(

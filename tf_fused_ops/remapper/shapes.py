@@ -4,6 +4,8 @@
 expression over the axes of other tensors. Equal names mean equal sizes at run time.
 """
 
+import weakref
+
 from tensorflow.python.framework import tensor_util
 
 _SAME_SHAPE = frozenset(
@@ -41,7 +43,7 @@ def same_shape(a, b):
         return False
     if a.shape.is_fully_defined() and b.shape.is_fully_defined():
         return a.shape == b.shape
-    namer = _Namer()
+    namer = _namer(a)
     return all(
         namer.name(a, axis, _MAX_DEPTH) == namer.name(b, axis, _MAX_DEPTH)
         for axis in range(a.shape.rank)
@@ -58,7 +60,15 @@ def dimension(tensor, axis):
     Returns:
         The static size if there is one, else a tuple that names where the size comes from.
     """
-    return _Namer().name(tensor, axis, _MAX_DEPTH)
+    return _namer(tensor).name(tensor, axis, _MAX_DEPTH)
+
+
+# Graph -> its _Namer. That inputs are redirected to fused ops does not change sizes.
+_namers = weakref.WeakKeyDictionary()
+
+
+def _namer(tensor):
+    return _namers.setdefault(tensor.graph, _Namer())
 
 
 class _Namer:

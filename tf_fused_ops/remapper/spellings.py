@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable
 
 import tensorflow as tf
+from tensorflow.python.framework import func_graph
 
 from tf_fused_ops.remapper import pattern
 
@@ -97,7 +98,7 @@ ACTIVATIONS = (
 @functools.cache
 def op_types(spelling, dtype):
     """Returns the op types of a spelling; a graph without them need not be searched."""
-    traced = pattern.trace(
-        lambda _, x: {"y": tf.identity(spelling(x))}, {"x": tf.TensorSpec(None, dtype)}, "Identity"
-    )
-    return frozenset(node.type for node in traced.nodes[:-1])
+    graph = func_graph.FuncGraph("spelling")
+    with graph.as_default():
+        y = spelling(tf.compat.v1.placeholder(dtype))
+    return frozenset(op.type for op in pattern.needed_ops(graph, [y]))
