@@ -34,6 +34,20 @@ def einsum(equation):
     return lambda x, w, b: tf.nn.gelu(tf.nn.bias_add(tf.einsum(equation, x, w), b))
 
 
+def einsum_sum(equation):
+    return lambda x, w, b: tf.nn.gelu(b + tf.einsum(equation, x, w))
+
+
+def heads(shape, flip=False):
+    """What Keras makes of an einsum onto several heads."""
+
+    def fn(x, w, b):
+        z = tf.reshape(tf.matmul(x, w), shape)
+        return tf.nn.gelu(b + z if flip else z + b)
+
+    return fn
+
+
 def product(**transposed):
     return lambda x, w, b: tf.nn.tanh(tf.matmul(x, w, **transposed) + b)
 
@@ -54,6 +68,28 @@ POSITIVE = {
         einsum("bxyk,kn->bxyn"),
         [(2, 1, 3, 7), *ROWS[1:]],
         "einsum_bias_gelu_erf",
+    ),
+    "einsum_rank_2": (einsum("ab,bc->ac"), [(6, 7), *ROWS[1:]], "einsum_bias_gelu_erf"),
+    "einsum_onto_heads": (
+        einsum_sum("abc,cde->abde"),
+        [ROWS[0], (7, 2, 5), (2, 5)],
+        "einsum_bias_gelu_erf",
+    ),
+    "einsum_onto_three": (
+        einsum_sum("ac,cdef->adef"),
+        [(3, 7), (7, 2, 1, 5), (2, 1, 5)],
+        "einsum_bias_gelu_erf",
+    ),
+    "einsum_from_heads": (
+        einsum("abcd,cde->abe"),
+        [(2, 3, 4, 7), (4, 7, 5), (5,)],
+        "einsum_bias_gelu_erf",
+    ),
+    "heads": (heads([-1, 3, 2, 5]), [ROWS[0], (7, 10), (2, 5)], "heads_bias_gelu_erf"),
+    "heads_bias_first": (
+        heads([-1, 2, 5], True),
+        [ROWS[0], (7, 10), (2, 5)],
+        "heads_bias_gelu_erf",
     ),
     "conv_without_bias": (
         lambda x, w, b: tf.nn.elu(tf.nn.conv2d(x, w, 2, "SAME")) + b,
@@ -129,6 +165,48 @@ NEGATIVE = {
         "einsum",
         None,
     ),
+    "einsum_of_shared_letters": (
+        einsum("abc,cb->ab"),
+        [ROWS[0], (7, 3), (3,)],
+        {},
+        "einsum",
+        None,
+    ),
+    "einsum_onto_heads_in_another_order": (
+        einsum_sum("abc,cde->abed"),
+        [ROWS[0], (7, 2, 5), (5, 2)],
+        {},
+        "einsum",
+        None,
+    ),
+    "einsum_and_the_bias_of_one_head": (
+        einsum("abc,cde->abde"),
+        [ROWS[0], (7, 2, 5), (5,)],
+        {},
+        "einsum",
+        None,
+    ),
+    "einsum_and_broadcast_bias": (
+        einsum_sum("abc,cde->abde"),
+        [ROWS[0], (7, 2, 5), (1, 5)],
+        {},
+        "einsum_bias_gelu_erf",
+        "may not be a bias",
+    ),
+    "heads_across_rows": (
+        heads([2, 7, 3, 5]),
+        [ROWS[0], (7, 35), (3, 5)],
+        {},
+        "heads_bias_gelu_erf",
+        "mixes the 35 columns",
+    ),
+    "heads_and_broadcast_bias": (
+        heads([-1, 3, 2, 5]),
+        [ROWS[0], (7, 10), (2, 1)],
+        {},
+        "heads_bias_gelu_erf",
+        "may not be a bias",
+    ),
     "einsum_transposed": (einsum("abc,dc->abd"), [ROWS[0], (5, 7), (5,)], {}, "einsum", None),
     "conv_used_without_activation": (
         lambda x, w, b: (lambda z: (tf.nn.relu(z), tf.exp(z)))(tf.nn.conv2d(x, w, 1, "SAME")),
@@ -154,6 +232,51 @@ def test_must_not_fuse(name):
 PADDINGS = {"channels": [[0, 0], [1, 1], [1, 1], [0, 1]], "batch": [[1, 0], [1, 1], [1, 1], [0, 0]]}
 
 
+@pytest.mark.parametrize("unknown_batch", [False, True])
+def test_conv1d_with_channels_first(unknown_batch):
+    """Compared with channels last: stock has no kernel for channels first on every processor."""
+
+    def gradients(fn, x, w, b):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w, b])
+            y = fn(x, w, b)
+        return y, tape.gradient(y, [x, w, b])
+
+    def channels_first(x, w, b):
+        z = tf.nn.conv1d(x, w, 2, "SAME", "NCW")
+        return tf.nn.silu(tf.nn.bias_add(z, b, "NCW"))
+
+    def channels_last(x, w, b):
+        (y, (dx, dw, db)) = gradients(conv1d(2), tf.transpose(x, [0, 2, 1]), w, b)
+        return tf.transpose(y, [0, 2, 1]), [tf.transpose(dx, [0, 2, 1]), dw, db]
+
+    args = values((2, 3, 7), *SIGNAL[1:])
+    shapes = [(None if unknown_batch else 2, 3, 7), *SIGNAL[1:]]
+    signature = [tf.TensorSpec(shape) for shape in shapes]
+    compiled = function(lambda *a: gradients(channels_first, *a), input_signature=signature)
+    assert_same(compiled(*args), channels_last(*args))
+    assert (rule_counts(compiled), gradient_count(compiled)) == ({"conv1d_bias_silu": 1}, 1)
+
+
+@pytest.mark.parametrize("known", [(None, None, 7), (None, 3, 7), (2, 3, 7)])
+def test_einsum_of_unknown_sizes(known):
+    """Of two unknown sizes the shape of the result is computed."""
+    fn = einsum_sum("abc,cde->abde")
+    args = values(ROWS[0], (7, 2, 5), (2, 5))
+
+    def step(x, w, b):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w, b])
+            y = fn(x, w, b)
+        return y, tape.gradient(y, [x, w, b])
+
+    signature = [tf.TensorSpec(known), *(tf.TensorSpec(v.shape) for v in args[1:])]
+    compiled = function(step, input_signature=signature)
+    assert_same(compiled(*args), tf.function(step, input_signature=signature)(*args))
+    assert rule_counts(compiled) == {"einsum_bias_gelu_erf": 1}
+    assert gradient_count(compiled) == 1
+
+
 @pytest.mark.parametrize("name", PADDINGS)
 def test_padding_of_other_dimensions(name):
     """Compared with eager execution: stock graphs get this wrong where oneDNN is on."""
@@ -176,6 +299,11 @@ LAYERS = {
         lambda: keras.layers.EinsumDense("abc,cd->abd", (None, 4), "gelu", "d"),
         (2, 7, 3),
         "batch_matmul_bias",
+    ),
+    "einsum_dense_heads": (
+        lambda: keras.layers.EinsumDense("abc,cde->abde", (None, 2, 4), "gelu", "de"),
+        (2, 7, 3),
+        "heads_bias",
     ),
     "conv2d": (
         lambda: keras.layers.Conv2D(4, 3, use_bias=False, activation="gelu"),

@@ -29,6 +29,7 @@ SHAPES = {
     "dense_bias_add": [*DENSE, (2, 3, 5)],
     "batch_matmul_bias": DENSE,
     "einsum_bias": DENSE,
+    "heads_bias": [(2, 3, 7), (7, 10), (2, 5)],
     "batch_norm": BATCH_NORM,
     "batch_norm_add": [*BATCH_NORM, (4, 5, 3, 6)],
     "conv2d_batch_norm": CONV_NORM,
@@ -79,6 +80,8 @@ def attrs(rule, **changes):
     variant = VARIANTS.get(rule.family.removesuffix("_add"), {})
     if rule.family == "pad_conv2d_bias":
         variant = {"paddings": [[0, 0], [1, 2], [0, 3], [0, 0]]}
+    if rule.family == "heads_bias":
+        variant = {"shape": [-1, 3, 2, 5]}
     return rule.default_attrs() | variant | changes
 
 

@@ -25,6 +25,7 @@ _CHAINS = {
     contraction.DenseBiasAct: contraction.DenseBiasAct,
     contraction.DenseBiasAddAct: contraction.DenseBiasAct,
     contraction.BatchMatMulBiasAct: contraction.BatchMatMulBiasAct,
+    contraction.HeadsBiasAct: contraction.HeadsBiasAct,
     contraction.EinsumBiasAct: contraction.EinsumBiasAct,
     batch_norm.BatchNormAct: batch_norm.BatchNormAct,
     batch_norm.BatchNormAddAct: batch_norm.BatchNormAct,
