@@ -76,12 +76,14 @@ struct FilterGradientPlan {
   Bands bands;
   std::int64_t num_bands, panels, rows;
   std::int64_t slices, groups, panels_per_group;
+  bool in_place;  // the filter gradient itself holds the sums
 
   // Sums lie as the tiles write them: [slice, panel, row, column of the panel].
   // The last row of a panel is the bias gradient.
+  TFO_INLINE std::int64_t SumRows() const { return in_place ? 0 : rows; }
   template <class A>
   TFO_INLINE std::int64_t PanelSize() const {
-    return (rows + 1) * kTileColumns<A>;
+    return (SumRows() + 1) * kTileColumns<A>;
   }
 };
 
@@ -108,12 +110,15 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g) {
   p.num_bands = s.batch * p.bands.down * p.bands.across;
   p.panels = NumPanels<A>(s.out_c);
   p.rows = g.filters_gradient == nullptr ? 0 : g.x.taps.count * s.in_c;
+  p.in_place = false;
   const std::int64_t slice_bytes = p.panels * p.PanelSize<A>() * sizeof(A);
   p.slices =
       Max(Min(Min(p.num_bands, kMaxSlices), kPartialSumBytes / slice_bytes), 1);
   p.panels_per_group =
       CeilDiv(p.panels, Min(p.panels, CeilDiv(kMaxSlices, p.slices)));
   p.groups = CeilDiv(p.panels, p.panels_per_group);
+  p.in_place = p.slices == 1 && !kIs16Bit<T> && !s.filters_transposed &&
+               s.out_c % kLanes<A> == 0;
   return p;
 }
 
@@ -162,6 +167,8 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
   const Bands& bands = p.bands;
   const std::int64_t panel_size = p.PanelSize<A>();
   const bool products = p.rows > 0;
+  const FilterMap map = FilterMapOf(s);
+  const std::int64_t row_stride = p.in_place ? map.row : kColumns;
   const std::int64_t x_size =
       products && !p.direct
           ? bands.source_rows * bands.source_columns * p.pitch + kLanes<A>
@@ -248,7 +255,7 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
         for (std::int64_t panel = first_panel; panel < last_panel; ++panel) {
           const int num_columns =
               static_cast<int>(Min(s.out_c - panel * kColumns, kColumns));
-          A* row = sums + panel * panel_size + c0 * kColumns;
+          std::int64_t first_row = c0;
           for (std::int64_t run = 0; run < num_runs; ++run) {
             const bool whole = p.block == s.in_c;
             const std::int64_t length = whole ? runs[run].length : channels;
@@ -263,19 +270,29 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
             const A* const dz = dz_band +
                                 (panel - first_panel) * dz_panel_size +
                                 inside.begin * width * kColumns;
+            A* row = sums + panel * panel_size + first_row * kColumns;
+            if (p.in_place) {
+              // That means that T is A.
+              row = reinterpret_cast<A*>(g.filters_gradient) +
+                    g.x.taps.taps[first_row / s.in_c].filter * map.matrix +
+                    first_row % s.in_c * map.row + panel * kColumns;
+            }
             for (std::int64_t part = 0, i = 0; i < length; ++part) {
               const int num_rows = static_cast<int>(parts.Size(part));
+              A* const c = row + i * row_stride;
               prefetch.Clear();
+              prefetch.Add(c, p.in_place ? num_rows : 0,
+                           row_stride * static_cast<std::int64_t>(sizeof(A)));
               x_ahead.Advance(&prefetch);
               dz_ahead.Advance(&prefetch);
               SelectTile<A, false>(num_rows, num_columns)(
                   {x + runs[run].offset + i, 1, s.stride_w * p.pitch,
                    inside_lines, inside.end - inside.begin, dz, kColumns,
-                   accumulate ? row + i * kColumns : nullptr, kColumns,
-                   row + i * kColumns, kColumns, &prefetch});
+                   accumulate ? c : nullptr, row_stride, c, row_stride,
+                   &prefetch});
               i += num_rows;
             }
-            row += (whole ? length : s.in_c) * kColumns;
+            first_row += whole ? length : s.in_c;
           }
         }
       }
@@ -285,8 +302,7 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
   ParallelFor(parallel, p.slices * p.groups,
               pixels / p.slices * (p.rows + 1) * p.panels_per_group, task);
 
-  if (products) {
-    const FilterMap map = FilterMapOf(s);
+  if (products && !p.in_place) {
     auto reduce = [&](std::int64_t row, int) {
       const std::int64_t matrix = g.x.taps.taps[row / s.in_c].filter;
       ReduceRow(
@@ -296,7 +312,7 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
     ParallelFor(parallel, p.rows, p.slices * s.out_c, reduce);
   }
   if (g.bias_gradient != nullptr) {
-    ReduceRow(partial + p.rows * kColumns, p, s.out_c, 1, g.bias_gradient);
+    ReduceRow(partial + p.SumRows() * kColumns, p, s.out_c, 1, g.bias_gradient);
   }
   return true;
 }

@@ -56,16 +56,20 @@ void PackPanels(const T* from, const FilterMap& map, std::int64_t rows,
     Zero(to + (panels - 1) * panel_stride, rows * width);
   for (std::int64_t k = 0; k < rows; k += lanes) {
     const int n = static_cast<int>(Min(rows - k, lanes));
-    for (std::int64_t j = 0; j < columns; ++j) {
+    for (std::int64_t j = 0; j < columns; j += lanes) {
+      const int m = static_cast<int>(Min(columns - j, lanes));
       const T* p = from + k * map.row + j * map.column;
-      A* column = to + j / width * panel_stride + k * width + j % width;
-      if (map.row == 1) {
-        const Vec<A> v = n == lanes ? LoadAs(p) : LoadAsPartial(p, n);
-        for (int i = 0; i < n; ++i) column[i * width] = v[i];
-      } else {
-        for (int i = 0; i < n; ++i)
-          column[i * width] = LoadOne(p + i * map.row);
+      A* block = to + j / width * panel_stride + k * width + j % width;
+      if (map.row == 1 && n == lanes && m == lanes) {
+        Vec<A> v[lanes];
+        for (int i = 0; i < lanes; ++i) v[i] = LoadAs(p + i * map.column);
+        Transpose<A>(v);
+        for (int i = 0; i < lanes; ++i) Store(block + i * width, v[i]);
+        continue;
       }
+      for (int c = 0; c < m; ++c)
+        for (int i = 0; i < n; ++i)
+          block[i * width + c] = LoadOne(p + i * map.row + c * map.column);
     }
   }
 }

@@ -100,6 +100,35 @@ TFO_INLINE void StorePartial(A* to, Vec<A> v, int n) {
 }
 #endif
 
+// ---- Transposition
+// -------------------------------------------------------------------------------------------------
+
+// Exchanges the off-diagonal quarters of every 2n x 2n block.
+template <int n, class A>
+TFO_INLINE void ExchangeQuarters(Vec<A>* rows) {
+  IntVec<A> low, high;
+  for (int l = 0; l < kLanes<A>; ++l) {
+    low[l] = l & n ? l - n + kLanes<A> : l;
+    high[l] = l & n ? l + kLanes<A> : l + n;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes<A>; ++i) {
+    if (i & n) continue;
+    const Vec<A> a = rows[i], b = rows[i + n];
+    rows[i] = __builtin_shuffle(a, b, low);
+    rows[i + n] = __builtin_shuffle(a, b, high);
+  }
+}
+
+// As many rows as a vector has lanes.
+template <class A, int n = kLanes<A> / 2>
+TFO_INLINE void Transpose(Vec<A>* rows) {
+  if constexpr (n > 0) {
+    ExchangeQuarters<n, A>(rows);
+    Transpose<A, n / 2>(rows);
+  }
+}
+
 // ---- 16-bit storage
 // ---------------------------------------------------------------------------------------------
 
