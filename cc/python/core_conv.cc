@@ -17,8 +17,22 @@ const void* Optional(const char* name, const OptionalArray& array,
   return array->data();
 }
 
-void CheckMemory(bool done) {
-  if (!done) throw std::bad_alloc();
+// Both return the bytes of scratch memory that were taken.
+std::int64_t RunForward(const ConvForwardArgs& args, int num_threads) {
+  Threads threads(num_threads);
+  Memory memory;
+  if (!ActiveKernels().conv_forward(args, threads.parallel(), memory.scratch()))
+    throw std::bad_alloc();
+  return memory.bytes();
+}
+
+std::int64_t RunGradient(const ConvGradientArgs& args, int num_threads) {
+  Threads threads(num_threads);
+  Memory memory;
+  if (!ActiveKernels().conv_gradient(args, threads.parallel(),
+                                     memory.scratch()))
+    throw std::bad_alloc();
+  return memory.bytes();
 }
 
 py::tuple Forward(const ConvShape& shape, const py::array& input,
@@ -42,10 +56,7 @@ py::tuple Forward(const ConvShape& shape, const py::array& input,
       Optional("side_input", side_input, dtype, OutputShape(shape)),
       y.mutable_data(),
       pre.mutable_data()};
-  Threads threads(num_threads);
-  Memory memory;
-  CheckMemory(
-      ActiveKernels().conv_forward(args, threads.parallel(), memory.scratch()));
+  RunForward(args, num_threads);
   return py::make_tuple(y, pre);
 }
 
@@ -75,11 +86,26 @@ py::tuple Gradient(const ConvShape& shape, const py::array& dy,
       dw.mutable_data(),
       db.mutable_data(),
       dz.mutable_data()};
-  Threads threads(num_threads);
-  Memory memory;
-  CheckMemory(ActiveKernels().conv_gradient(args, threads.parallel(),
-                                            memory.scratch()));
+  RunGradient(args, num_threads);
   return py::make_tuple(dx, dw, db, dz);
+}
+
+// Of a float32 convolution with relu, without and with its gradients.
+py::tuple ScratchBytes(const ConvShape& shape, int num_threads) {
+  const py::dtype dtype = py::dtype::of<float>();
+  py::array x(dtype, InputShape(shape)), w(dtype, FilterShape(shape)),
+      y(dtype, OutputShape(shape)), dx(dtype, InputShape(shape)),
+      dw(dtype, FilterShape(shape)), db(dtype, Shape{shape.out_c});
+  const std::int64_t forward = RunForward(
+      {DType::kFloat, shape, Activation::kRelu, 0, x.data(), w.data(), nullptr,
+       nullptr, nullptr, y.mutable_data(), nullptr},
+      num_threads);
+  const std::int64_t gradient =
+      RunGradient({DType::kFloat, shape, Activation::kRelu, 0, y.data(),
+                   y.data(), x.data(), w.data(), dx.mutable_data(),
+                   dw.mutable_data(), db.mutable_data(), nullptr},
+                  num_threads);
+  return py::make_tuple(forward, gradient);
 }
 
 }  // namespace
@@ -95,6 +121,10 @@ void BindConv(py::module_& m) {
         "Returns the gradients (input, filters, bias, side_input).", "shape"_a,
         "dy"_a, "input"_a, "filters"_a, "saved"_a = py::none(), py::kw_only(),
         "activation"_a = "none", "alpha"_a = 0.2, "num_threads"_a = 1);
+  m.def("conv_scratch_bytes", &ScratchBytes,
+        "Returns the bytes of scratch memory that a float32 convolution takes, "
+        "(forward, gradients of input, filters and bias).",
+        "shape"_a, "num_threads"_a = 1);
 }
 
 }  // namespace tfo::python

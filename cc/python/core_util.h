@@ -62,6 +62,7 @@ class Memory {
             },
             this};
   }
+  std::int64_t bytes() const { return bytes_; }
 
  private:
   static constexpr std::align_val_t kAlignment{64};
@@ -69,10 +70,12 @@ class Memory {
   void* Allocate(std::int64_t bytes) {
     blocks_.push_back(
         ::operator new(static_cast<std::size_t>(bytes), kAlignment));
+    bytes_ += bytes;
     return blocks_.back();
   }
 
   std::vector<void*> blocks_;
+  std::int64_t bytes_ = 0;
 };
 
 inline DType DTypeOf(const char* name, const std::string& dtype) {

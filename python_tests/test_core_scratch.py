@@ -1,0 +1,62 @@
+"""What the engine's scratch memory amounts to: a stated bound, and less where a path needs none."""
+
+import pytest
+
+from tf_fused_ops import _core
+
+MIB = 1 << 20
+# What a thread holds of the images, of filters and of sums (docs/benchmarks.md).
+THREAD_BYTES = 3 * MIB // 2
+# Sets of sums of a filter gradient, together.
+SUMS_BYTES = 4 * MIB
+
+
+pytestmark = pytest.mark.usefixtures("core_isa")
+
+
+def shape(batch, size, cin, cout, kernel, stride=1):
+    out = -(-size // stride)
+    pad = max((out - 1) * stride + kernel - size, 0) // 2
+    return _core.ConvShape(
+        batch=batch,
+        in_size=(size, size),
+        in_c=cin,
+        out_size=(out, out),
+        out_c=cout,
+        kernel=(kernel, kernel),
+        strides=(stride, stride),
+        pads=(pad, pad),
+    )
+
+
+def filter_bytes(cin, cout, kernel):
+    # In whole panels, of at most 32 columns.
+    return 4 * kernel * kernel * cin * -(-cout // 32) * 32
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    "sizes",
+    [(4, 56, 64, 64, 3), (2, 56, 64, 256, 1), (2, 112, 3, 64, 7, 2), (2, 14, 256, 256, 3)],
+)
+def test_scratch_is_bounded(sizes, threads):
+    _, _, cin, cout, kernel, *_ = sizes
+    forward, gradient = _core.conv_scratch_bytes(shape(*sizes), threads)
+    assert forward <= filter_bytes(cin, cout, kernel) + threads * THREAD_BYTES
+    # The gradients of input and filters one after the other.
+    bound = filter_bytes(cout, cin, kernel) + max(filter_bytes(cin, cout, kernel), SUMS_BYTES)
+    assert gradient <= bound + 2 * threads * THREAD_BYTES
+
+
+def test_filters_of_few_pixels_are_not_copied_whole():
+    few, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 8, 2048, 1024))
+    many, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 4096, 2048, 1024))
+    assert few < THREAD_BYTES
+    assert many > 2048 * 1024 * 4
+
+
+def test_large_filter_gradients_hold_their_own_sums():
+    # A last panel of less than a vector would be written beyond its end.
+    _, in_place = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 8, 2048, 1024))
+    _, copied = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 8, 2048, 1023))
+    assert copied - in_place > 2048 * 1023 * 4
