@@ -177,9 +177,10 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
   // tiles are few.
   const bool few = c.block == nullptr && grid <= kFewTiles * kTileRows / 2;
   const std::int64_t wanted_bands =
-      few ? 1 : CeilDiv(wanted, Max(p.panels / kPanelsPerTask, 1));
-  p.bands =
-      CutIntoBands(x, p.pitch, Max(CeilDiv(grid, wanted_bands), kTileRows));
+      CeilDiv(wanted, Max(p.panels / kPanelsPerTask, 1));
+  p.bands = CutIntoBands(x, p.pitch,
+                         few ? kFewTiles * kTileRows
+                             : Max(CeilDiv(grid, wanted_bands), kTileRows));
   p.row_pitch = p.direct ? x.map.h : p.bands.source_columns * p.pitch;
   p.num_bands = x.batch * p.bands.down * p.bands.across;
   p.panels_per_task =
