@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Off by default on some processors, where stock TensorFlow then has no gradient of a dilated
+# convolution to compare with.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 import numpy as np
 import pytest

@@ -22,6 +22,21 @@ def values(*shapes, dtype="float32", seed=0):
     return [tf.constant(rng.standard_normal(shape), dtype) for shape in shapes]
 
 
+def given(z, scale, offset, mean, variance, shape=None):
+    """Batch norm in inference; Keras reshapes the vectors for some axes."""
+    vectors = (mean, tf.abs(variance), offset, scale)
+    if shape is not None:
+        vectors = (tf.reshape(v, shape) for v in vectors)
+    return tf.nn.batch_normalization(z, *vectors, 1e-3)
+
+
+def given_op(z, scale, offset, mean, variance):
+    """The same by TensorFlow's own op; all outputs."""
+    return tf.raw_ops.FusedBatchNormV3(
+        x=z, scale=scale, offset=offset, mean=mean, variance=tf.abs(variance), is_training=False
+    )
+
+
 @contextlib.contextmanager
 def plain():
     """Without grappler's remapper, which makes of some graphs what does not run (convolution, bias,

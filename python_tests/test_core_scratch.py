@@ -1,6 +1,7 @@
 """What the engine's scratch memory amounts to: a stated bound, and less where a path needs none."""
 
 import pytest
+from cases import ConvCase
 
 from tf_fused_ops import _core
 
@@ -15,17 +16,17 @@ pytestmark = pytest.mark.usefixtures("core_isa")
 
 
 def shape(batch, size, cin, cout, kernel, stride=1):
-    out = -(-size // stride)
-    pad = max((out - 1) * stride + kernel - size, 0) // 2
+    case = ConvCase(batch, (size, size), cin, cout, (kernel, kernel), (stride, stride))
+    (top, _), (left, _) = case.pads()
     return _core.ConvShape(
         batch=batch,
-        in_size=(size, size),
+        in_size=case.image,
         in_c=cin,
-        out_size=(out, out),
+        out_size=case.output_image(),
         out_c=cout,
-        kernel=(kernel, kernel),
-        strides=(stride, stride),
-        pads=(pad, pad),
+        kernel=case.kernel,
+        strides=case.strides,
+        pads=(top, left),
     )
 
 

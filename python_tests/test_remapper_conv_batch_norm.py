@@ -2,8 +2,18 @@
 
 import keras
 import pytest
+import remapping
 import tensorflow as tf
-from remapping import assert_same, check, gradient_count, op_counts, plain, rule_counts, values
+from remapping import (
+    assert_same,
+    check,
+    given,
+    gradient_count,
+    op_counts,
+    plain,
+    rule_counts,
+    values,
+)
 from tolerances import assert_as_exact
 
 from tf_fused_ops.function import function
@@ -17,17 +27,8 @@ def conv(x, w, bias=None, **attributes):
     return z if bias is None else tf.nn.bias_add(z, bias)
 
 
-def given(z, scale, offset, mean, variance, shape=None):
-    vectors = (mean, tf.abs(variance), offset, scale)
-    if shape is not None:
-        vectors = (tf.reshape(v, shape) for v in vectors)
-    return tf.nn.batch_normalization(z, *vectors, 1e-3)
-
-
-def given_op(z, scale, offset, mean, variance):
-    return tf.raw_ops.FusedBatchNormV3(
-        x=z, scale=scale, offset=offset, mean=mean, variance=tf.abs(variance), is_training=False
-    ).y
+def given_op(*args):
+    return remapping.given_op(*args).y
 
 
 def add(first, second):

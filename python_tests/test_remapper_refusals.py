@@ -6,7 +6,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tensorflow as tf
-from remapping import assert_same, check, op_counts, reasons, rule_counts, values
+from remapping import (
+    assert_same,
+    check,
+    given,
+    given_op,
+    op_counts,
+    reasons,
+    rule_counts,
+    values,
+)
 from tensorflow.core.framework import attr_value_pb2
 
 from tf_fused_ops.function import function
@@ -29,21 +38,6 @@ def dense(x, w, b):
 def norm(x, scale, offset):
     return tf.raw_ops.FusedBatchNormV3(
         x=x, scale=scale, offset=offset, mean=[], variance=[], is_training=True
-    )
-
-
-def given(z, scale, offset, mean, variance, shape=None):
-    """Batch norm in inference; Keras reshapes the vectors for some axes."""
-    vectors = (mean, tf.abs(variance), offset, scale)
-    if shape is not None:
-        vectors = (tf.reshape(v, shape) for v in vectors)
-    return tf.nn.batch_normalization(z, *vectors, 1e-3)
-
-
-def given_op(z, scale, offset, mean, variance):
-    """The same by TensorFlow's own op; all outputs."""
-    return tf.raw_ops.FusedBatchNormV3(
-        x=z, scale=scale, offset=offset, mean=mean, variance=tf.abs(variance), is_training=False
     )
 
 
