@@ -5,16 +5,14 @@
 
 #include "cc/core/depth.h"
 #include "cc/core/epilogue.h"
-#include "cc/core/lookahead.h"
 #include "cc/core/pack.h"
 #include "cc/core/pixel_block.h"
 #include "cc/core/scratch.h"
+#include "cc/core/windows.h"
 
 namespace tfo::TFO_ISA {
 namespace {
 
-// What is gathered for one task at a time.
-constexpr std::int64_t kBandBytes = 640 << 10;
 // Fewer multiply-adds than this are not worth a task of their own.
 constexpr std::int64_t kTaskWork = 1 << 20;
 constexpr std::int64_t kWantedTasks = 32;
@@ -32,49 +30,6 @@ constexpr std::int64_t kFewTiles = 32;
 constexpr std::int64_t kLeastTogether = 4, kMostTogether = 16;
 constexpr std::int64_t kLeastTasks = 8;
 
-// How the grid is cut into tasks; a function of the shape alone, so that
-// results do not depend on threads.
-struct Bands {
-  std::int64_t rows, columns;                // of the grid, per band
-  std::int64_t down, across;                 // bands per image
-  std::int64_t source_rows, source_columns;  // gathered for a band
-};
-
-// A batch of images under a filter that stops at every pixel of a grid.
-template <class T>
-struct Windows {
-  Source<T> source;
-  AddressMap map;
-  std::int64_t batch, height, width, channels;
-  TapList taps;
-  std::int64_t stride_h, stride_w;
-  std::int64_t grid_h, grid_w;
-
-  // Whether memory can be read as it is: the engine's type and layout, and no
-  // tap beyond the image's edge.
-  TFO_INLINE bool ReadDirectly() const {
-    return !kIs16Bit<T> && source.saved == nullptr && map.c == 1 &&
-           taps.min_h >= 0 && taps.min_w >= 0 &&
-           (grid_h - 1) * stride_h + taps.max_h < height &&
-           (grid_w - 1) * stride_w + taps.max_w < width;
-  }
-
-  // What lies behind the band that begins at source pixel (h, w) of image n,
-  // for a time of `steps` tiles.
-  TFO_INLINE Lookahead<T> After(const Bands& bands, std::int64_t n,
-                                std::int64_t h, std::int64_t w,
-                                std::int64_t steps) const {
-    const bool whole_rows = bands.across == 1;
-    const std::int64_t begin =
-        whole_rows ? map.Offset(n, Max(h, 0) + bands.source_rows, 0)
-                   : map.Offset(n, Max(h, 0), Max(w, 0) + bands.source_columns);
-    const std::int64_t size = map.c != 1   ? 0
-                              : whole_rows ? bands.rows * stride_h * map.h
-                                           : bands.columns * stride_w * map.w;
-    return {source, begin, size, batch * map.batch, Max(steps, 1)};
-  }
-};
-
 template <class T>
 struct Correlation {
   Windows<T> x;
@@ -84,35 +39,6 @@ struct Correlation {
   Epilogue<T> epilogue;
   const PixelBlock* block = nullptr;  // null: a grid pixel is one of the output
 };
-
-template <class T>
-TFO_INLINE Bands CutIntoBands(const Windows<T>& x, std::int64_t pitch,
-                              std::int64_t pixels_per_band) {
-  constexpr std::int64_t kElements = kBandBytes / sizeof(Accumulator<T>);
-  const std::int64_t reach_h = x.taps.max_h - x.taps.min_h,
-                     reach_w = x.taps.max_w - x.taps.min_w;
-  const std::int64_t budget = Max(kElements / Max(pitch, 1), 1);
-  Bands b;
-  // A whole row of the grid if its source rows fit, otherwise a part of one, in
-  // whole tiles.
-  std::int64_t most_columns =
-      (Min(budget, pixels_per_band * x.stride_w) / (reach_h + 1) - reach_w) /
-      x.stride_w;
-  most_columns = Max(most_columns / kTileRows, 1) * kTileRows;
-  b.columns =
-      x.grid_w <= most_columns
-          ? Max(x.grid_w, 1)
-          : CeilDiv(EvenPart(x.grid_w, most_columns), kTileRows) * kTileRows;
-  b.source_columns = (b.columns - 1) * x.stride_w + reach_w + 1;
-  const std::int64_t most_rows =
-      (budget / b.source_columns - reach_h) / x.stride_h;
-  b.rows =
-      EvenPart(x.grid_h, Max(Min(most_rows, pixels_per_band / b.columns), 1));
-  b.source_rows = (b.rows - 1) * x.stride_h + reach_h + 1;
-  b.across = CeilDiv(x.grid_w, b.columns);
-  b.down = CeilDiv(x.grid_h, b.rows);
-  return b;
-}
 
 // A tile of a band: what it reads, and where its results go.
 template <class A>
@@ -376,23 +302,6 @@ TFO_INLINE ConvShape Flatten(ConvShape s) {
   s.out_h = 1;
   s.out_w = s.in_w;
   return s;
-}
-
-// x under the forward filter.
-template <class T>
-TFO_INLINE Windows<T> InputWindows(const ConvShape& s, const void* x,
-                                   const TapList& taps) {
-  return {{static_cast<const T*>(x), nullptr, Activation::kNone, 0},
-          AddressMap::Of(s.in_h, s.in_w, s.in_c, s.input_channels_first),
-          s.batch,
-          s.in_h,
-          s.in_w,
-          s.in_c,
-          taps,
-          s.stride_h,
-          s.stride_w,
-          s.out_h,
-          s.out_w};
 }
 
 }  // namespace
