@@ -177,7 +177,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
     if (p.direct) {
       // Direct reading means that T is A.
       from = reinterpret_cast<const A*>(x.source.data + x.map.Offset(n, h, w));
-    } else {
+    } else if (x.taps.count > 0) {
       Gather(x.source, x.map, n, x.height, x.width,
              {h, w, 0, bands.source_rows, bands.source_columns, x.channels},
              gathered, p.pitch);

@@ -97,9 +97,9 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g) {
   // Many channels are taken in blocks, so that a band holds enough pixels.
   // Blocks of neighbouring taps must not touch: their rows of dw do not.
   p.block = s.in_c;
-  p.pitch = PixelPitch<A>(s.in_c);
+  p.pitch = p.direct ? g.x.map.w : PixelPitch<A>(s.in_c);
   const std::int64_t fitting =
-      Max(kElements / (kPixelsPerBand * s.stride_h * s.stride_w), 64) /
+      Max(kElements / (kPixelsPerBand * g.x.stride_h * g.x.stride_w), 64) /
       kTileRows * kTileRows;
   if (!p.direct && s.in_c > fitting + fitting / 2) {
     p.block = fitting;
@@ -192,7 +192,7 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
   // The rows of a band under the first tap: whole ones, then those of the last
   // band across.
   for (std::int64_t i = 0; i < bands.rows; ++i) {
-    const std::int64_t offset = i * s.stride_h * p.row_pitch;
+    const std::int64_t offset = i * g.x.stride_h * p.row_pitch;
     lines[i] = {offset, bands.columns};
     lines[bands.rows + i] = {offset,
                              s.out_w - (bands.across - 1) * bands.columns};
@@ -229,8 +229,8 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
           ScatterPanel(dz, g.dz_map, n, box, g.side_input_gradient);
         }
       }
-      const std::int64_t h = i0 * s.stride_h + g.x.taps.min_h;
-      const std::int64_t w = j0 * s.stride_w + g.x.taps.min_w;
+      const std::int64_t h = i0 * g.x.stride_h + g.x.taps.min_h;
+      const std::int64_t w = j0 * g.x.stride_w + g.x.taps.min_w;
       const std::int64_t tiles =
           (last_panel - first_panel) * CeilDiv(p.rows, kTileRows);
       Lookahead<T> x_ahead = p.block == s.in_c
@@ -248,7 +248,7 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
           x = reinterpret_cast<const A*>(g.x.source.data +
                                          g.x.map.Offset(n, h, w));
         } else {
-          Gather(g.x.source, g.x.map, n, s.in_h, s.in_w,
+          Gather(g.x.source, g.x.map, n, g.x.height, g.x.width,
                  {h, w, c0, bands.source_rows, bands.source_columns, channels},
                  x_band, p.pitch);
         }
@@ -262,8 +262,8 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
             const EvenParts parts(length, kTileRows);
             // Pixels whose tap lies beyond the image add nothing.
             const Range inside =
-                Inside(h + run / runs_per_row * g.x.taps.RowStep(), s.stride_h,
-                       height, s.in_h);
+                Inside(h + run / runs_per_row * g.x.taps.RowStep(),
+                       g.x.stride_h, height, g.x.height);
             const Segment* const inside_lines =
                 (width == bands.columns ? lines : lines + bands.rows) +
                 inside.begin;
@@ -286,7 +286,7 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
               x_ahead.Advance(&prefetch);
               dz_ahead.Advance(&prefetch);
               SelectTile<A, false>(num_rows, num_columns)(
-                  {x + runs[run].offset + i, 1, s.stride_w * p.pitch,
+                  {x + runs[run].offset + i, 1, g.x.stride_w * p.pitch,
                    inside_lines, inside.end - inside.begin, dz, kColumns,
                    accumulate ? c : nullptr, row_stride, c, row_stride,
                    &prefetch});

@@ -84,19 +84,43 @@ TFO_INLINE Bands CutIntoBands(const Windows<T>& x, std::int64_t pitch,
   return b;
 }
 
+// One axis of an image as a filter of one tap sees it: what lies between its
+// strides might as well not be there.
+struct SeenAxis {
+  std::int64_t size, step, stride;
+
+  static TFO_INLINE SeenAxis Of(std::int64_t size, std::int64_t kernel,
+                                std::int64_t stride, std::int64_t pad,
+                                std::int64_t grid) {
+    const bool between = kernel == 1 && pad == 0 && (grid - 1) * stride < size;
+    return between ? SeenAxis{grid, stride, 1} : SeenAxis{size, 1, stride};
+  }
+};
+
 // x under the forward filter.
 template <class T>
 TFO_INLINE Windows<T> InputWindows(const ConvShape& s, const void* x,
                                    const TapList& taps) {
+  const SeenAxis h =
+      SeenAxis::Of(s.in_h, s.kernel_h, s.stride_h, s.pad_top, s.out_h);
+  // Pixels of a layout with channels first are read as runs.
+  const SeenAxis w =
+      s.input_channels_first
+          ? SeenAxis{s.in_w, 1, s.stride_w}
+          : SeenAxis::Of(s.in_w, s.kernel_w, s.stride_w, s.pad_left, s.out_w);
+  AddressMap map =
+      AddressMap::Of(s.in_h, s.in_w, s.in_c, s.input_channels_first);
+  map.h *= h.step;
+  map.w *= w.step;
   return {{static_cast<const T*>(x), nullptr, Activation::kNone, 0},
-          AddressMap::Of(s.in_h, s.in_w, s.in_c, s.input_channels_first),
+          map,
           s.batch,
-          s.in_h,
-          s.in_w,
+          h.size,
+          w.size,
           s.in_c,
           taps,
-          s.stride_h,
-          s.stride_w,
+          h.stride,
+          w.stride,
           s.out_h,
           s.out_w};
 }
