@@ -32,7 +32,7 @@ def test_keras_checks(name):
     )
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: getattr(a, "__name__", str(a)))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_config_round_trip(family, activation):
     case = CASES[family]
