@@ -159,8 +159,8 @@ def _regularized():
 
 def _two_types():
     inputs = keras.Input((4,))
-    x = keras.layers.Dense(4)(inputs)
-    return keras.Model(inputs, keras.layers.ReLU(dtype="float64")(x))
+    x = keras.layers.Dense(4, dtype="float64")(inputs)
+    return keras.Model(inputs, keras.layers.ReLU(dtype="float32")(x))
 
 
 def _unknown_activation():
