@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_fused_ops._library import ops
 from tf_fused_ops.remapper.batch_norm import BatchNormAct
-from tf_fused_ops.remapper.contraction import Conv2DBiasAct
+from tf_fused_ops.remapper.convolution import Conv2DBiasAct
 from tf_fused_ops.remapper.moments import GivenBatchNormAct
 from tf_fused_ops.remapper.rule import AddSideInput, Fused, Rule
 

@@ -8,25 +8,32 @@ autodiff makes of forward and backward, are traced from `stock`.
 import collections
 import functools
 
-from tf_fused_ops.remapper import batch_norm, contraction, conv_batch_norm, moments, spellings
+from tf_fused_ops.remapper import (
+    batch_norm,
+    conv_batch_norm,
+    convolution,
+    moments,
+    product,
+    spellings,
+)
 
 # Chain -> the chain that has to be there for it: the same without side input. Those that are fused
 # without an activation, too, are rows of their own.
 _CHAINS = {
-    contraction.Conv2DAct: contraction.Conv2DAct,
-    contraction.Conv2DAddAct: contraction.Conv2DAct,
-    contraction.Conv2DBiasAct: contraction.Conv2DBiasAct,
-    contraction.Conv2DBiasAddAct: contraction.Conv2DBiasAct,
-    contraction.PadConv2DBiasAct: contraction.PadConv2DBiasAct,
-    contraction.Conv1DBiasAct: contraction.Conv1DBiasAct,
-    contraction.Conv1DBiasAddAct: contraction.Conv1DBiasAct,
-    contraction.MatMulBiasAct: contraction.MatMulBiasAct,
-    contraction.MatMulBiasAddAct: contraction.MatMulBiasAct,
-    contraction.DenseBiasAct: contraction.DenseBiasAct,
-    contraction.DenseBiasAddAct: contraction.DenseBiasAct,
-    contraction.BatchMatMulBiasAct: contraction.BatchMatMulBiasAct,
-    contraction.HeadsBiasAct: contraction.HeadsBiasAct,
-    contraction.EinsumBiasAct: contraction.EinsumBiasAct,
+    convolution.Conv2DAct: convolution.Conv2DAct,
+    convolution.Conv2DAddAct: convolution.Conv2DAct,
+    convolution.Conv2DBiasAct: convolution.Conv2DBiasAct,
+    convolution.Conv2DBiasAddAct: convolution.Conv2DBiasAct,
+    convolution.PadConv2DBiasAct: convolution.PadConv2DBiasAct,
+    convolution.Conv1DBiasAct: convolution.Conv1DBiasAct,
+    convolution.Conv1DBiasAddAct: convolution.Conv1DBiasAct,
+    product.MatMulBiasAct: product.MatMulBiasAct,
+    product.MatMulBiasAddAct: product.MatMulBiasAct,
+    product.DenseBiasAct: product.DenseBiasAct,
+    product.DenseBiasAddAct: product.DenseBiasAct,
+    product.BatchMatMulBiasAct: product.BatchMatMulBiasAct,
+    product.HeadsBiasAct: product.HeadsBiasAct,
+    product.EinsumBiasAct: product.EinsumBiasAct,
     batch_norm.BatchNormAct: batch_norm.BatchNormAct,
     batch_norm.BatchNormAddAct: batch_norm.BatchNormAct,
     conv_batch_norm.ConvBatchNormAct: conv_batch_norm.ConvBatchNormAct,
@@ -43,7 +50,7 @@ _CHAINS = {
     moments.GivenBatchNormAddAct: moments.GivenBatchNormAct,
 }
 # TensorFlow has one op for these already.
-_BARE = {batch_norm.BatchNormAct, contraction.Conv2DAct}
+_BARE = {batch_norm.BatchNormAct, convolution.Conv2DAct}
 
 
 def _table():

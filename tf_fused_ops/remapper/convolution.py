@@ -1,0 +1,172 @@
+"""Rules for convolutions with bias, side input and activation."""
+
+import functools
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_fused_ops._library import ops
+from tf_fused_ops.remapper.contraction import SUMS, AddAct, ContractionBiasAct
+
+
+class Conv2DBiasAct(ContractionBiasAct):
+    """act(bias_add(conv2d(input, filters), bias))."""
+
+    family = "conv2d_bias"
+    anchor = "Conv2D"
+    operands: ClassVar = {"input": (4,), "filters": (4,), "bias": (1,)}
+    contraction = ("input", "filters")
+    differentiable = ("input", "filters", "bias")
+    captured: ClassVar = {
+        "Conv2D": {
+            "strides": [1, 1, 1, 1],
+            "padding": b"SAME",
+            "explicit_paddings": [],
+            "dilations": [1, 1, 1, 1],
+            "data_format": b"NHWC",
+        }
+    }
+    keyed = ("data_format",)
+    fused_ops = ("TfFusedOps>Conv2DBiasAct", "TfFusedOps>Conv2DBiasActGrad")
+
+    forward_op = staticmethod(functools.partial(ops.tf_fused_ops_conv2d_bias_act, scale=[]))
+    gradient_op = staticmethod(ops.tf_fused_ops_conv2d_bias_act_grad)
+
+    def linear(self, attrs, input, filters, bias=None):
+        conv = {name: attrs[name] for name in Conv2DBiasAct.captured["Conv2D"]}
+        z = tf.raw_ops.Conv2D(input=input, filter=filters, **conv)
+        return self.add_bias(attrs, z, bias)
+
+    def scalable(self, attrs, shapes):
+        # Windows stay inside the image, and the sizes of the result enter no constant.
+        *window, channels, _ = shapes["filters"]
+        fits = attrs["padding"] == b"SAME" or window == [1, 1]
+        grouped = shapes["input"][_channel_axis(attrs)] != channels
+        return fits and not grouped and attrs["bias_op"] not in SUMS
+
+    def check(self, match):
+        channels = match.operands["input"].shape[_channel_axis(match.attrs)]
+        filters = match.operands["filters"].shape
+        if channels is None or channels != filters[-2]:
+            return (
+                f"a grouped convolution, or its channels are not known: {channels} in the input, "
+                f"{filters[-2]} in the filters"
+            )
+        return super().check(match)
+
+
+def _channel_axis(attrs):
+    return 1 if attrs["data_format"] == b"NCHW" else -1
+
+
+class Conv2DAct(Conv2DBiasAct):
+    """act(conv2d(input, filters))."""
+
+    family = "conv2d"
+    operands: ClassVar = {"input": (4,), "filters": (4,)}
+    differentiable = ("input", "filters")
+
+
+class PadConv2DBiasAct(Conv2DBiasAct):
+    """act(bias_add(conv2d(pad(input, paddings), filters), bias))."""
+
+    family = "pad_conv2d_bias"
+    captured: ClassVar = {"Conv2D": Conv2DBiasAct.captured["Conv2D"] | {"padding": b"VALID"}}
+
+    def default_attrs(self):
+        return super().default_attrs() | {"paddings": [[0, 0]] * 4}
+
+    def variants(self, view, anchor):
+        return super().variants(view, anchor) if anchor.inputs[0].op.type == "Pad" else ()
+
+    def parameters(self, attrs):
+        return {"paddings": (2, tf.int32)}
+
+    def scalable(self, attrs, shapes):
+        return False
+
+    def linear(self, attrs, input, filters, bias=None):
+        padded = tf.raw_ops.Pad(input=input, paddings=attrs["paddings"])
+        return super().linear(attrs, padded, filters, bias)
+
+    def check(self, match):
+        channel = 1 if match.attrs["data_format"] == b"NCHW" else 3
+        paddings = match.attrs["paddings"]
+        if match.attrs["padding"] != b"VALID":
+            return f"a padded convolution that pads again: {match.attrs['padding'].decode()}"
+        if any(paddings[0] + paddings[channel]) or min(map(min, paddings)) < 0:
+            return f"paddings {paddings} are not those of a convolution"
+        return super().check(match)
+
+    def _attrs(self, match):
+        amounts = [amount for pair in match.attrs["paddings"] for amount in pair]
+        return super()._attrs(match) | {"padding": "EXPLICIT", "explicit_paddings": amounts}
+
+
+class Conv1DBiasAct(Conv2DBiasAct):
+    """act(bias_add(conv1d(input, filters), bias)): conv2d between expand_dims and squeeze."""
+
+    family = "conv1d_bias"
+    operands: ClassVar = {"input": (3,), "filters": (3,), "bias": (1,)}
+
+    def variants(self, view, anchor):
+        if anchor.inputs[0].op.type == anchor.inputs[1].op.type == "ExpandDims":
+            yield from super().variants(view, anchor)
+
+    def product(self, view, anchor):
+        squeezes = (op for op in view.users(anchor.outputs[0]) if op.type == "Squeeze")
+        return next((op.outputs[0] for op in squeezes), anchor.outputs[0])
+
+    def scalable(self, attrs, shapes):
+        return False
+
+    def linear(self, attrs, input, filters, bias=None):
+        # As tf.nn.conv1d does it.
+        axis = _height(attrs) - 4
+        wide = tf.expand_dims(input, axis), tf.expand_dims(filters, 0)
+        z = tf.squeeze(Conv2DBiasAct.linear(self, attrs, *wide), [axis])
+        return self.add_bias(attrs, z, bias)
+
+    def widen(self, match, tensor):
+        return tf.expand_dims(tensor, _height(match.attrs))
+
+    def narrow(self, match, tensor):
+        return tf.squeeze(tensor, [_height(match.attrs)])
+
+    def narrow_gradient(self, match, name, gradient):
+        height = _height(match.attrs)
+        axis = {"input": height, "filters": 0, "side_input": height}.get(name)
+        return gradient if axis is None else tf.squeeze(gradient, [axis])
+
+    def _factors(self, match):
+        return [self.widen(match, match.operands["input"]),
+                tf.expand_dims(match.operands["filters"], 0)]  # fmt: skip
+
+
+class Conv2DAddAct(AddAct, Conv2DAct):
+    """act(conv2d(input, filters) + side_input)."""
+
+    family = "conv2d_add"
+    operands: ClassVar = Conv2DAct.operands | {"side_input": (4,)}
+    differentiable = (*Conv2DAct.differentiable, "side_input")
+
+
+class Conv1DBiasAddAct(AddAct, Conv1DBiasAct):
+    """act(bias_add(conv1d(input, filters), bias) + side_input)."""
+
+    family = "conv1d_bias_add"
+    operands: ClassVar = Conv1DBiasAct.operands | {"side_input": (3,)}
+    differentiable = (*Conv1DBiasAct.differentiable, "side_input")
+
+
+class Conv2DBiasAddAct(AddAct, Conv2DBiasAct):
+    """act(bias_add(conv2d(input, filters), bias) + side_input)."""
+
+    family = "conv2d_bias_add"
+    operands: ClassVar = Conv2DBiasAct.operands | {"side_input": (4,)}
+    differentiable = (*Conv2DBiasAct.differentiable, "side_input")
+
+
+def _height(attrs):
+    """Returns the axis that tf.nn.conv1d adds."""
+    return 2 if attrs["data_format"] == b"NCHW" else 1

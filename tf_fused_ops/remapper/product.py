@@ -1,0 +1,281 @@
+"""Rules for matrix products with bias, side input and activation."""
+
+import abc
+import math
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_fused_ops._library import ops
+from tf_fused_ops.remapper import shapes
+from tf_fused_ops.remapper.contraction import AddAct, ContractionBiasAct
+
+
+class MatMulBiasAct(ContractionBiasAct):
+    """act(bias_add(matmul(a, b), bias))."""
+
+    family = "matmul_bias"
+    anchor = "MatMul"
+    operands: ClassVar = {"a": (2,), "b": (2,), "bias": (1,)}
+    contraction = ("a", "b")
+    differentiable = ("a", "b", "bias")
+    captured: ClassVar = {"MatMul": {"transpose_a": False, "transpose_b": False}}
+    fused_ops = ("TfFusedOps>MatMulBiasAct", "TfFusedOps>MatMulBiasActGrad")
+
+    forward_op = staticmethod(ops.tf_fused_ops_mat_mul_bias_act)
+    gradient_op = staticmethod(ops.tf_fused_ops_mat_mul_bias_act_grad)
+
+    def linear(self, attrs, a, b, bias=None):
+        z = tf.raw_ops.MatMul(
+            a=a, b=b, transpose_a=attrs["transpose_a"], transpose_b=attrs["transpose_b"]
+        )
+        return self.add_bias(attrs, z, bias)
+
+
+class BatchMatMulBiasAct(MatMulBiasAct):
+    """act(bias_add(matmul(a, b), bias)) with one matrix b for a batch of matrices a."""
+
+    family = "batch_matmul_bias"
+    anchor = "BatchMatMulV2"
+    operands: ClassVar = {"a": (3, 4, 5, 6), "b": (2,), "bias": (1,)}
+    captured: ClassVar = {"BatchMatMulV2": {"adj_x": False, "adj_y": False}}
+
+    def variants(self, view, anchor):
+        # What autodiff makes of a batch depends on the ranks.
+        ranks = {"a_rank": anchor.inputs[0].shape.rank}
+        if ranks["a_rank"] in self.operands["a"] and anchor.inputs[1].shape.rank == 2:
+            yield from (attrs | ranks for attrs in super().variants(view, anchor))
+
+    def operand_shape(self, name, attrs):
+        if name == "a" or name == "side_input":
+            return [None] * attrs["a_rank"]
+        return super().operand_shape(name, attrs)
+
+    def linear(self, attrs, a, b, bias=None):
+        z = tf.raw_ops.BatchMatMulV2(x=a, y=b, adj_x=attrs["adj_x"], adj_y=attrs["adj_y"])
+        return self.add_bias(attrs, z, bias)
+
+    def _attrs(self, match):
+        attrs = super()._attrs(match)
+        attrs |= {"transpose_a": attrs.pop("adj_x"), "transpose_b": attrs.pop("adj_y")}
+        return attrs
+
+
+class _ReshapedBiasAct(MatMulBiasAct):
+    """A product of matrices once its operands are reshaped; the bias may have several dimensions.
+
+    A variant also says the ranks of the operands, on which depends what autodiff makes of the sum.
+    """
+
+    captured: ClassVar = {}
+
+    def operand_shape(self, name, attrs):
+        return [None] * attrs[f"{name}_rank"]
+
+    def check(self, match):
+        b = match.operands["b"]
+        if not b.shape.is_fully_defined():
+            return f"the shape of {b.name} is not known: {b.shape}"
+        return super().check(match)
+
+    @abc.abstractmethod
+    def channels(self, match):
+        """Returns the dimensions that b adds."""
+
+    @abc.abstractmethod
+    def shape(self, match):
+        """Returns the shape of the result for `tf.reshape`."""
+
+    def widen(self, match, tensor):
+        return tf.reshape(tensor, [-1, self.channels(match).num_elements()])
+
+    def flat_bias(self, bias):
+        return tf.reshape(bias, [-1])
+
+    def narrow(self, match, tensor):
+        return tf.reshape(tensor, self.shape(match))
+
+    def narrow_gradient(self, match, name, gradient):
+        return tf.reshape(gradient, _sizes(match.operands[name]))
+
+    def _factors(self, match):
+        b, columns = match.operands["b"], self.channels(match).num_elements()
+        rows = b.shape.num_elements() // max(columns, 1)
+        return [tf.reshape(match.operands["a"], [-1, rows]), tf.reshape(b, [rows, columns])]
+
+
+class EinsumBiasAct(_ReshapedBiasAct):
+    """act(einsum("…K,KN->…N", a, b) + bias); K and N are one or more dimensions each."""
+
+    family = "einsum_bias"
+    anchor = "Einsum"
+    operands: ClassVar = {"a": (2, 3, 4, 5, 6), "b": (2, 3, 4), "bias": (1, 2, 3)}
+    keyed = ("equation",)
+
+    def default_attrs(self):
+        return super().default_attrs() | {"equation": b"abc,cd->abd"}
+
+    def variants(self, view, anchor):
+        if _contracted(anchor.get_attr("equation")):
+            tensors = (anchor.inputs[0], anchor.inputs[1])
+            ranks = {f"{k}_rank": t.shape.rank for k, t in zip("ab", tensors, strict=True)}
+            ranks["bias_rank"] = self.bias_rank(anchor)
+            yield from (attrs | ranks for attrs in super().variants(view, anchor))
+
+    def bias_rank(self, anchor):
+        return anchor.inputs[1].shape.rank - _contracted(anchor.get_attr("equation"))
+
+    def linear(self, attrs, a, b, bias=None):
+        equation = attrs["equation"]
+        return self.add_bias(attrs, tf.raw_ops.Einsum(inputs=[a, b], equation=equation), bias)
+
+    def channels(self, match):
+        return match.operands["b"].shape[_contracted(match.attrs["equation"]) :]
+
+    def shape(self, match):
+        sizes = _sizes(match.operands["a"])[: -_contracted(match.attrs["equation"])]
+        channels = self.channels(match).as_list()
+        return sizes + channels if isinstance(sizes, list) else tf.concat([sizes, channels], 0)
+
+
+class HeadsBiasAct(_ReshapedBiasAct):
+    """act(reshape(matmul(a, b), shape) + bias), as Keras spells an einsum onto several heads."""
+
+    family = "heads_bias"
+    anchor = "BatchMatMulV2"
+    operands: ClassVar = {"a": (3, 4, 5, 6), "b": (2,), "bias": (2,)}
+
+    def default_attrs(self):
+        return super().default_attrs() | {"bias_op": "AddV2", "shape": [-1, 1, 1]}
+
+    def variants(self, view, anchor):
+        ranks = {"a_rank": anchor.inputs[0].shape.rank, "b_rank": 2, "bias_rank": 2}
+        if anchor.inputs[1].shape.rank == 2:
+            yield from (attrs | ranks for attrs in super().variants(view, anchor))
+
+    def parameters(self, attrs):
+        return {"shape": (1, tf.int32)}
+
+    def bias_rank(self, anchor):
+        return 2
+
+    def product(self, view, anchor):
+        return _reshaped(view, anchor)
+
+    def linear(self, attrs, a, b, bias=None):
+        z = tf.reshape(tf.raw_ops.BatchMatMulV2(x=a, y=b), attrs["shape"])
+        return self.add_bias(attrs, z, bias)
+
+    def check(self, match):
+        columns = match.operands["b"].shape[-1]
+        if math.prod(match.attrs["shape"][-2:]) != columns:
+            return f"reshaping to {match.attrs['shape']} mixes the {columns} columns with the rows"
+        return super().check(match)
+
+    def channels(self, match):
+        return tf.TensorShape(match.attrs["shape"][-2:])
+
+    def shape(self, match):
+        return match.attrs["shape"]
+
+
+class MatMulBiasAddAct(AddAct, MatMulBiasAct):
+    """act(bias_add(matmul(a, b), bias) + side_input)."""
+
+    family = "matmul_bias_add"
+    operands: ClassVar = MatMulBiasAct.operands | {"side_input": (2,)}
+    differentiable = (*MatMulBiasAct.differentiable, "side_input")
+
+
+class DenseBiasAct(MatMulBiasAct):
+    """act(bias_add(tensordot(a, b), bias)): a dense layer on rank > 2.
+
+    Variants, by attribute:
+        a_shape, b_shape: The static shapes; what tensordot emits depends on them.
+    """
+
+    family = "dense_bias"
+    operands: ClassVar = {"a": (3, 4, 5, 6), "b": (2,), "bias": (1,)}
+    captured: ClassVar = {}
+
+    def scalable(self, attrs, shapes):
+        return True
+
+    def variants(self, view, anchor):
+        flat, b = anchor.inputs
+        if flat.op.type != "Reshape" or b.shape.rank != 2:
+            return
+        a = flat.op.inputs[0]
+        if a.op.type == "Transpose":
+            a = a.op.inputs[0]
+        if a.shape.rank in self.operands["a"] and a.shape[-1:].is_compatible_with(b.shape[:1]):
+            known = {"a_shape": a.shape.as_list(), "b_shape": b.shape.as_list()}
+            yield from (attrs | known for attrs in super().variants(view, anchor))
+
+    def product(self, view, anchor):
+        return _reshaped(view, anchor)
+
+    def operand_shape(self, name, attrs):
+        return attrs.get(f"{name}_shape", super().operand_shape(name, attrs))
+
+    def scale(self, attrs, sizes):
+        scaled = {
+            name: [sizes.get(size, size) for size in attrs[name]] for name in ("a_shape", "b_shape")
+        }
+        return attrs | scaled
+
+    def linear(self, attrs, a, b, bias=None):
+        return self.add_bias(attrs, tf.tensordot(a, b, 1), bias)
+
+
+class DenseBiasAddAct(AddAct, DenseBiasAct):
+    """act(bias_add(tensordot(a, b), bias) + side_input)."""
+
+    scalable = DenseBiasAct.scalable
+
+    family = "dense_bias_add"
+    operands: ClassVar = DenseBiasAct.operands | {"side_input": (3, 4, 5, 6)}
+    differentiable = (*DenseBiasAct.differentiable, "side_input")
+
+    def operand_shape(self, name, attrs):
+        if name == "side_input":
+            return [*attrs["a_shape"][:-1], attrs["b_shape"][1]]
+        return super().operand_shape(name, attrs)
+
+    def check(self, match):
+        a, b, side = (match.operands[name] for name in ("a", "b", "side_input"))
+        rank = a.shape.rank
+        sizes = [*(shapes.dimension(a, axis) for axis in range(rank - 1)), b.shape[1]]
+        if side.shape.rank != rank or sizes != [shapes.dimension(side, i) for i in range(rank)]:
+            return f"{side.name} of shape {side.shape} may broadcast to the product with {a.name}"
+        return DenseBiasAct.check(self, match)
+
+
+def _contracted(equation):
+    """Returns over how many dimensions an einsum "…K,KN->…N" sums; 0 for other ones."""
+    operands, _, result = equation.decode().partition("->")
+    a, _, b = operands.partition(",")
+    for count in range(1, min(len(a), len(b))):
+        letters = a[:-count] + b
+        if (
+            a[-count:] == b[:count]
+            and result == a[:-count] + b[count:]
+            and len(set(letters)) == len(letters)
+            and letters.isalpha()
+        ):
+            return count
+    return 0
+
+
+def _reshaped(view, anchor):
+    """Returns the product as its consumers see it: reshaped, if it is."""
+    reshapes = (op for op in view.users(anchor.outputs[0]) if op.type == "Reshape")
+    return next((op.outputs[0] for op in reshapes), anchor.outputs[0])
+
+
+def _sizes(tensor):
+    """Returns the shape of a tensor for `tf.reshape`, which is left one unknown size to find."""
+    sizes = tensor.shape.as_list()
+    if sizes.count(None) > 1:
+        return tf.shape(tensor)
+    return [-1 if size is None else size for size in sizes]
