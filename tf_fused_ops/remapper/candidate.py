@@ -26,17 +26,36 @@ class Backward:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A forward match with the backward passes that are to be replaced along with it."""
+    """A forward match with the backward passes that are to be replaced along with it.
+
+    Attributes:
+        rule: The Rule.
+        match: Its Match.
+        backward: A tuple of Backward.
+        view: The GraphView.
+        forward: Whether the forward pass is to be replaced, too.
+    """
 
     rule: Rule
     match: Match
     backward: tuple
     view: object
+    forward: bool = True
+
+    @property
+    def name(self):
+        """The name under which the replacement is reported and switched off."""
+        return self.rule.name if self.forward else f"{self.rule.name}_grad"
+
+    @property
+    def forward_nodes(self):
+        """The ops of the forward pass that are to be replaced."""
+        return self.match.nodes if self.forward else ()
 
     @functools.cached_property
     def nodes(self):
         """All ops to replace, forward first."""
-        ops = [*self.match.nodes, *(op for backward in self.backward for op in backward.nodes)]
+        ops = [*self.forward_nodes, *(op for backward in self.backward for op in backward.nodes)]
         return tuple(dict.fromkeys(ops))
 
     @functools.cached_property
@@ -70,11 +89,10 @@ class Candidate:
         return None
 
     def _kernels(self):
-        root = self.match.outputs["y"]
-        device = kernels.device_type(root.op.device)
+        dtype, device = self.match.outputs["y"].dtype, kernels.device_type(self.nodes[-1].device)
         for op_type in self.rule.fused_ops:
-            if not kernels.has_kernel(op_type, root.dtype, device):
-                return f"{op_type} has no {root.dtype.name} kernel on {device}"
+            if not kernels.has_kernel(op_type, dtype, device):
+                return f"{op_type} has no {dtype.name} kernel on {device}"
         return None
 
     def _devices(self):
@@ -111,7 +129,8 @@ class Candidate:
     @functools.cached_property
     def _offered(self):
         """The tensors that are replaced one by one."""
-        offered = [self.match.outputs, *(backward.gradients for backward in self.backward)]
+        offered = [self.match.outputs] if self.forward else []
+        offered += [backward.gradients for backward in self.backward]
         return [tensor for tensors in offered for tensor in tensors.values()]
 
     def _leaks(self):
@@ -129,7 +148,8 @@ class Candidate:
 
     def _cycles(self):
         after = self._users(self._offered)
-        before = [t.op for t in self.match.operands.values()] + self.controls(self.match.nodes)
+        before = [t.op for t in self.match.operands.values()] + self.controls(self.forward_nodes)
+        before += [] if self.forward else self.match.nodes
         if self.view.reaches(after, before):
             return "its inputs depend on its outputs"
         for backward in self.backward:

@@ -4,6 +4,7 @@ import abc
 
 import tensorflow as tf
 
+from tf_fused_ops.remapper import spellings
 from tf_fused_ops.remapper.rule import AddSideInput, Fused, Rule
 
 # Additions that are a bias if the other operand is a vector of the right length.
@@ -90,6 +91,16 @@ class ContractionBiasAct(Rule):
         if self.activation.name != "none":
             saved = (fused.pre_activation if save else fused.y,)
         return Fused({"y": self.narrow(match, fused.y)}, saved)
+
+    def stock_forward(self, match):
+        if self.activation.name == "none":
+            return Fused(match.outputs)
+        saved = match.outputs["y"]
+        if self.activation.needs_pre_activation(match.attrs):
+            # The code of the activation runs last, so its nodes are the last ones.
+            count = len(spellings.traced_ops(self.spelling, saved.dtype))
+            saved = match.nodes[-count - 1].outputs[0]
+        return Fused(match.outputs, (self.widen(match, saved),))
 
     def fuse_gradient(self, match, fused, dy, wanted):
         a, b = self.contraction

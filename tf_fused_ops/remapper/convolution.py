@@ -28,6 +28,8 @@ class Conv2DBiasAct(ContractionBiasAct):
     }
     keyed = ("data_format",)
     fused_ops = ("TfFusedOps>Conv2DBiasAct", "TfFusedOps>Conv2DBiasActGrad")
+    # 0.39 to 0.83 of the time of stock gradients (float32, 16x56x56x64; windows 1x1 and 3x3).
+    backward_alone = True
 
     forward_op = staticmethod(functools.partial(ops.tf_fused_ops_conv2d_bias_act, scale=[]))
     gradient_op = staticmethod(ops.tf_fused_ops_conv2d_bias_act_grad)

@@ -256,7 +256,9 @@ class Matcher:
                 if len(choice) < 2:
                     return choice
                 choices.append(choice)
-        return list(dict.fromkeys(min(choices, key=len, default=())))
+        fewest = dict.fromkeys(min(choices, key=len, default=()))
+        # A tape that is asked twice leaves dead ops beside the live ones.
+        return sorted(fewest, key=lambda choice: not self._view.is_live(choice[1]))
 
     def _tensor(self, binding, value):
         if isinstance(value, Operand):

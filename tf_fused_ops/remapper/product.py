@@ -25,6 +25,12 @@ class MatMulBiasAct(ContractionBiasAct):
     forward_op = staticmethod(ops.tf_fused_ops_mat_mul_bias_act)
     gradient_op = staticmethod(ops.tf_fused_ops_mat_mul_bias_act_grad)
 
+    @property
+    def backward_alone(self):
+        # float32, 2048x768x3072, in times of stock gradients: gelu_tanh 0.78, gelu_erf 0.94, mish
+        # 0.93, hard_swish 0.99, silu 1.02; but relu 1.12, tanh 1.13, leaky_relu 1.16, none 1.19.
+        return not self.activation.slope_from_output
+
     def linear(self, attrs, a, b, bias=None):
         z = tf.raw_ops.MatMul(
             a=a, b=b, transpose_a=attrs["transpose_a"], transpose_b=attrs["transpose_b"]

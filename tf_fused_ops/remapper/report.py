@@ -11,10 +11,11 @@ class Fusion:
     Attributes:
         rule: Name of the rule.
         nodes: Names of the replaced nodes.
-        fused: Names of the nodes that replaced them: the forward op, then one gradient op per
-            backward pass.
+        fused: Names of the nodes that replaced them: the forward op, unless the forward pass stays
+            as it is, then one gradient op per backward pass.
         messages: The lines that the log prints, one per fused node.
         source: "file:line" of the user code that made the nodes, if known.
+        gradients: Number of backward passes that were fused.
     """
 
     rule: str
@@ -22,11 +23,7 @@ class Fusion:
     fused: tuple[str, ...]
     messages: tuple[str, ...]
     source: str | None = None
-
-    @property
-    def gradients(self):
-        """Number of backward passes that were fused along."""
-        return len(self.fused) - 1
+    gradients: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

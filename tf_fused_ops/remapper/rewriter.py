@@ -116,7 +116,7 @@ class _Rewriter:
             self.view, anchor, self._usable(anchor.type, anchor.outputs[0].dtype)
         ):
             if mismatch:
-                self._refuse(rule, match, mismatch)
+                self._refuse(rule.name, rule, match, mismatch)
                 continue
             backward = search.backward_matches(self.view, rule, match)
             candidate = Candidate(rule, match, backward, self.view)
@@ -128,7 +128,22 @@ class _Rewriter:
             if reason is None:
                 self._replace(candidate)
                 return
-            self._refuse(rule, match, reason)
+            self._refuse(rule.name, rule, match, reason)
+            for one in backward if rule.backward_alone else ():
+                self._try_backward(Candidate(rule, match, (one,), self.view, forward=False))
+
+    def _try_backward(self, candidate):
+        """Replaces a backward pass whose forward pass stays as it is, if that is legal."""
+        (backward,) = candidate.backward
+        if len(backward.nodes) == 1 or not candidate.wanted(backward):
+            return
+        if not self._options.allows(candidate.name):
+            return
+        reason = candidate.objection()
+        if reason:
+            self._refuse(candidate.name, candidate.rule, candidate.match, reason)
+        else:
+            self._replace(candidate)
 
     def _usable(self, *kind):
         if kind not in self._groups:
@@ -141,11 +156,16 @@ class _Rewriter:
         wanted = [candidate.wanted(backward) for backward in candidate.backward]
         messages = _messages(candidate, wanted)
         self.view.remove(candidate.nodes)
-        with emitting(match.nodes[0].device, candidate.controls(match.nodes)):
-            taken = match.separated() if any(wanted) and rule.autodiff else match
-            fused = rule.fuse(taken, training=any(wanted))
-        self._swap(match.outputs, fused.outputs)
-        emitted = [_maker(fused.outputs)]
+        with emitting(candidate.nodes[0].device, candidate.controls(candidate.forward_nodes)):
+            if candidate.forward:
+                taken = match.separated() if any(wanted) and rule.autodiff else match
+                fused = rule.fuse(taken, training=any(wanted))
+            else:
+                taken, fused = match, rule.stock_forward(match)
+        emitted = []
+        if candidate.forward:
+            self._swap(match.outputs, fused.outputs)
+            emitted.append(_maker(fused.outputs))
         # The gradient of an output may be that output itself.
         moved = {tensor.ref(): fused.outputs[name] for name, tensor in match.outputs.items()}
         for backward, names in zip(candidate.backward, wanted, strict=True):
@@ -162,17 +182,18 @@ class _Rewriter:
             log.vlog(log.FUSION, message)
         nodes, names = (tuple(op.name for op in ops) for ops in (candidate.nodes, emitted))
         line = source.user_line(match.nodes[0])
-        self.report.fused.append(Fusion(rule.name, nodes, names, messages, line))
+        gradients = len(names) - candidate.forward
+        self.report.fused.append(Fusion(candidate.name, nodes, names, messages, line, gradients))
 
     def _swap(self, old, new):
         """Replaces old tensors by the new ones of the same names."""
         swap(self.view, self.outputs, [(tensor, new[name]) for name, tensor in old.items()])
 
-    def _refuse(self, rule, match, reason):
+    def _refuse(self, name, rule, match, reason):
         root = match.outputs["y"].op
-        if (rule.name, root) not in self._refused:
+        if (name, root) not in self._refused:
             nodes = tuple(op.name for op in match.nodes)
-            self._refused[rule.name, root] = Refusal(rule.name, nodes, reason)
+            self._refused[name, root] = Refusal(name, nodes, reason)
             log.vlog(
                 log.NEAR_MISS, f"Not fused: {rule.describe(match)[0]} at {root.name}: {reason}"
             )
@@ -243,7 +264,7 @@ def _maker(tensors):
 def _messages(candidate, wanted):
     """Returns the log lines of a replacement: the forward pass, then each backward pass."""
     what, which = candidate.rule.describe(candidate.match)
-    messages = [f"Fuse {what}: {which}"]
+    messages = [f"Fuse {what}: {which}"] if candidate.forward else []
     for tensors in filter(None, wanted):
         gradients = dict.fromkeys(candidate.rule.differentiable, "<none>")
         gradients |= {name: tensor.op.name for name, tensor in tensors.items()}

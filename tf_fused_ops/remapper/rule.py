@@ -63,6 +63,7 @@ class Rule(abc.ABC):
         keyed: Captured attributes of the anchor that other nodes of the chain depend on: one
             pattern per value.
         fused_ops: The op types that are emitted: forward, gradient.
+        backward_alone: Whether a backward pass is replaced also where its forward pass may not be.
         core: The chain without its activation; where it is not found, the rule need not be tried.
     """
 
@@ -73,6 +74,7 @@ class Rule(abc.ABC):
     captured: ClassVar[dict] = {}
     keyed: tuple = ()
     fused_ops: tuple
+    backward_alone = False
 
     def __init__(self, activation=spellings.NONE, spelling=None, core=None):
         self.activation = activation
@@ -145,6 +147,11 @@ class Rule(abc.ABC):
     @abc.abstractmethod
     def fuse(self, match, training):
         """Emits the fused forward op; `training` says that a gradient op follows."""
+
+    def stock_forward(self, match):
+        """Returns stock tensors as what `fuse` returns, for a gradient op behind a forward pass
+        that stays as it is; for rules with `backward_alone`."""
+        raise NotImplementedError
 
     def fuse_gradient(self, match, fused, dy, wanted):
         """Emits the fused gradient op and returns {operand: gradient} for the wanted operands.

@@ -96,9 +96,15 @@ ACTIVATIONS = (
 
 
 @functools.cache
-def op_types(spelling, dtype):
-    """Returns the op types of a spelling; a graph without them need not be searched."""
+def traced_ops(spelling, dtype):
+    """Returns the op types of a spelling, in the order of its code."""
     graph = func_graph.FuncGraph("spelling")
     with graph.as_default():
         y = spelling(tf.compat.v1.placeholder(dtype))
-    return frozenset(op.type for op in pattern.needed_ops(graph, [y]))
+    return tuple(op.type for op in pattern.needed_ops(graph, [y]))
+
+
+@functools.cache
+def op_types(spelling, dtype):
+    """Returns the op types of a spelling; a graph without them need not be searched."""
+    return frozenset(traced_ops(spelling, dtype))
