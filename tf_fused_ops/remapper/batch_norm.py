@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from tf_fused_ops._library import ops
+from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.rule import AddSideInput, Fused, Rule
 
 
@@ -42,7 +42,8 @@ class BatchNorm(Rule):
         vectors, attrs = self.arguments(match)
         side = self._side(match)
         save_mask = training and bool(side) and self.activation.name == "relu"
-        fused = ops.tf_fused_ops_batch_norm_act(
+        fused = emit(
+            self.fused_ops[0],
             match.operands["x"],
             *vectors,
             side,
@@ -51,14 +52,15 @@ class BatchNorm(Rule):
             **attrs,
             **self._activation_attrs(match),
         )
-        masks = [fused.mask] if save_mask else []
-        saved = (fused.saved_mean, fused.saved_inv_std, masks, vectors[:2], attrs)
-        return Fused({"y": fused.y, **self.statistics(fused)}, saved)
+        masks = [fused["mask"]] if save_mask else []
+        saved = (fused["saved_mean"], fused["saved_inv_std"], masks, vectors[:2], attrs)
+        return Fused({"y": fused["y"], **self.statistics(fused)}, saved)
 
     def fuse_gradient(self, match, fused, dy, wanted):
         mean, inv_std, masks, scale_and_offset, attrs = fused.saved
         side = [] if masks or self.activation.name == "none" else self._side(match)
-        gradients = ops.tf_fused_ops_batch_norm_act_grad(
+        gradients = emit(
+            self.fused_ops[1],
             dy,
             match.operands["x"],
             *scale_and_offset,
@@ -72,8 +74,7 @@ class BatchNorm(Rule):
             name=match.fused_name("_grad"),
             **self._activation_attrs(match),
         )
-        named = zip(("x", "scale", "offset", "side_input"), gradients, strict=True)
-        return {name: gradient for name, gradient in named if name in wanted}
+        return {name: gradients[f"{name}_grad"] for name in wanted}
 
     def describe(self, match):
         side = match.operands.get("side_input")
@@ -156,7 +157,7 @@ class BatchNormAct(BatchNorm):
         }
 
     def statistics(self, fused):
-        return {"new_mean": fused.new_mean, "new_variance": fused.new_variance}
+        return {"new_mean": fused["new_mean"], "new_variance": fused["new_variance"]}
 
 
 class BatchNormAddAct(AddAct, BatchNormAct):

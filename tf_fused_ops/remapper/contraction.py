@@ -5,6 +5,7 @@ import abc
 import tensorflow as tf
 
 from tf_fused_ops.remapper import spellings
+from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.rule import AddSideInput, Fused, Rule
 
 # Additions that are a bias if the other operand is a vector of the right length.
@@ -20,6 +21,8 @@ class ContractionBiasAct(Rule):
     """
 
     contraction: tuple
+    # What the fused op takes after the side input.
+    further_inputs: tuple = ()
 
     def default_attrs(self):
         return super().default_attrs() | {"bias_op": "BiasAdd", "bias_first": False}
@@ -79,18 +82,20 @@ class ContractionBiasAct(Rule):
 
     def fuse(self, match, training):
         save = training and self.activation.needs_pre_activation(match.attrs)
-        fused = self.forward_op(
+        fused = emit(
+            self.fused_ops[0],
             *self._factors(match),
-            bias=[self.flat_bias(t) for t in self._optional(match, "bias")],
-            side_input=[self.widen(match, t) for t in self._optional(match, "side_input")],
+            [self.flat_bias(t) for t in self._optional(match, "bias")],
+            [self.widen(match, t) for t in self._optional(match, "side_input")],
+            *self.further_inputs,
             save_pre_activation=save,
             name=match.fused_name(),
             **self._attrs(match),
         )
         saved = ()
         if self.activation.name != "none":
-            saved = (fused.pre_activation if save else fused.y,)
-        return Fused({"y": self.narrow(match, fused.y)}, saved)
+            saved = (fused["pre_activation"] if save else fused["y"],)
+        return Fused({"y": self.narrow(match, fused["y"])}, saved)
 
     def stock_forward(self, match):
         if self.activation.name == "none":
@@ -104,18 +109,20 @@ class ContractionBiasAct(Rule):
 
     def fuse_gradient(self, match, fused, dy, wanted):
         a, b = self.contraction
-        gradients = self.gradient_op(
+        gradients = emit(
+            self.fused_ops[1],
             self.widen(match, dy),
             *self._factors(match),
-            saved=list(fused.saved),
+            list(fused.saved),
             bias_gradient="bias" in wanted,
             side_input_gradient="side_input" in wanted,
             name=match.fused_name("_grad"),
             **{f"{a}_gradient": a in wanted, f"{b}_gradient": b in wanted},
             **self._attrs(match),
         )
-        named = zip((a, b, "bias", "side_input"), gradients, strict=True)
-        return {name: self.narrow_gradient(match, name, g) for name, g in named if name in wanted}
+        return {
+            name: self.narrow_gradient(match, name, gradients[f"{name}_grad"]) for name in wanted
+        }
 
     def flat_bias(self, bias):
         """Gives the bias the rank that the fused op takes."""

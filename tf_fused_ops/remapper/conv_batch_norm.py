@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from tf_fused_ops._library import ops
 from tf_fused_ops.remapper.batch_norm import BatchNormAct
 from tf_fused_ops.remapper.convolution import Conv2DBiasAct
+from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.moments import GivenBatchNormAct
 from tf_fused_ops.remapper.rule import AddSideInput, Fused, Rule
 
@@ -81,28 +81,30 @@ class _ConvBatchNorm(Rule):
                 shift = tf.cast(match.operands["bias"], mean.dtype) - mean
             dtype = match.operands["input"].dtype
             factors, bias = (tf.cast(v, dtype) for v in (scale, offset + shift * scale))
-        fused = ops.tf_fused_ops_conv2d_bias_act(
+        fused = emit(
+            self.fused_ops[0],
             match.operands["input"],
             match.operands["filters"],
-            bias=[bias],
-            side_input=[match.operands[name] for name in ("side_input",) if name in match.operands],
-            scale=[factors],
+            [bias],
+            [match.operands[name] for name in ("side_input",) if name in match.operands],
+            [factors],
             save_pre_activation=save,
             name=match.fused_name(),
             **self._attrs(match),
         )
-        saved = [fused.pre_activation if save else fused.y]
-        return Fused({"y": fused.y}, (factors, shift, inv_std, saved))
+        saved = [fused["pre_activation"] if save else fused["y"]]
+        return Fused({"y": fused["y"]}, (factors, shift, inv_std, saved))
 
     def fuse_gradient(self, match, fused, dy, wanted):
         factors, shift, inv_std, saved = fused.saved
         filters = match.operands["filters"]
         # The convolution with scaled filters has the same gradients.
-        dinput, dscaled, dbias, dside = ops.tf_fused_ops_conv2d_bias_act_grad(
+        emitted = emit(
+            self.fused_ops[1],
             dy,
             match.operands["input"],
             filters * factors,
-            saved=[] if self.activation.name == "none" else saved,
+            [] if self.activation.name == "none" else saved,
             input_gradient="input" in wanted,
             filters_gradient=not wanted.keys().isdisjoint(["filters", "scale"]),
             bias_gradient=not wanted.keys().isdisjoint(["bias", "offset", "scale"]),
@@ -110,6 +112,7 @@ class _ConvBatchNorm(Rule):
             name=match.fused_name("_grad"),
             **self._attrs(match),
         )
+        dinput, dscaled, dbias, dside = emitted.values()
         wide = inv_std.dtype
         gradients = {
             "input": lambda: dinput,

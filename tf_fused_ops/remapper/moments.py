@@ -164,7 +164,7 @@ class MomentsBatchNormAct(_Decomposed):
 
     def statistics(self, fused):
         # With a momentum of zero the moving statistics are those of the batch.
-        return {"mean": fused.saved_mean, "variance": fused.new_variance}
+        return {"mean": fused["saved_mean"], "variance": fused["new_variance"]}
 
 
 class GivenBatchNormAct(_Decomposed):

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from tf_fused_ops._library import ops
 from tf_fused_ops.remapper import shapes
 from tf_fused_ops.remapper.contraction import AddAct, ContractionBiasAct
 
@@ -21,9 +20,6 @@ class MatMulBiasAct(ContractionBiasAct):
     differentiable = ("a", "b", "bias")
     captured: ClassVar = {"MatMul": {"transpose_a": False, "transpose_b": False}}
     fused_ops = ("TfFusedOps>MatMulBiasAct", "TfFusedOps>MatMulBiasActGrad")
-
-    forward_op = staticmethod(ops.tf_fused_ops_mat_mul_bias_act)
-    gradient_op = staticmethod(ops.tf_fused_ops_mat_mul_bias_act_grad)
 
     @property
     def backward_alone(self):
