@@ -4,9 +4,11 @@ The wrappers that TensorFlow generates for an op also convert what they are give
 and open a name scope, which takes longer than adding the op.
 """
 
+import functools
+
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2
-from tensorflow.python.framework import op_def_library
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
+from tensorflow.python.framework import op_def_library, op_def_registry
 
 
 def emit(op_type, *inputs, name, **attrs):
@@ -21,22 +23,32 @@ def emit(op_type, *inputs, name, **attrs):
     Returns:
         The outputs, by name.
     """
-    graph = tf.compat.v1.get_default_graph()
-    op_def = graph.op_def_for_type(op_type)
+    arguments, attr_types, output_names = _signature(op_type)
     flat, protos = [], {}
-    for argument, value in zip(op_def.input_arg, inputs, strict=True):
-        if argument.number_attr:
-            protos[argument.number_attr] = attr_value_pb2.AttrValue(i=len(value))
+    for (number_attr, type_attr), value in zip(arguments, inputs, strict=True):
+        if number_attr:
+            protos[number_attr] = AttrValue(i=len(value))
             flat += value
         else:
+            protos[type_attr] = AttrValue(type=value.dtype.as_datatype_enum)
             flat.append(value)
-            if argument.type_attr not in protos:
-                dtype = value.dtype.as_datatype_enum
-                protos[argument.type_attr] = attr_value_pb2.AttrValue(type=dtype)
-    for attr in op_def.attr:
-        if attr.name in attrs:
-            protos[attr.name] = op_def_library.value_to_attr_value(
-                attrs[attr.name], attr.type, attr.name
-            )
-    op = graph.create_op(op_type, flat, name=name, attrs=protos, op_def=op_def)
-    return dict(zip((argument.name for argument in op_def.output_arg), op.outputs, strict=True))
+    for key, value in attrs.items():
+        protos[key] = op_def_library.value_to_attr_value(value, attr_types[key], key)
+    # Without the search for deprecated arguments that `create_op` makes.
+    graph = tf.compat.v1.get_default_graph()
+    op = graph._create_op_internal(op_type, flat, name=name, attrs=protos)
+    return dict(zip(output_names, op.outputs, strict=True))
+
+
+@functools.cache
+def _signature(op_type):
+    """Returns the attributes that inputs decide, {attribute: type}, and the names of the outputs.
+
+    An input decides the number of its tensors if it is a list, and their dtype.
+    """
+    op_def = op_def_registry.get(op_type)
+    return (
+        [(argument.number_attr, argument.type_attr) for argument in op_def.input_arg],
+        {attr.name: attr.type for attr in op_def.attr},
+        [argument.name for argument in op_def.output_arg],
+    )
