@@ -49,9 +49,10 @@ class GraphView:
         self._removed = set()
         self._by_type = collections.defaultdict(list)
         self._consumers = collections.defaultdict(list)
-        ops = _topological(graph.get_operations())
+        before = {op: _before(op) for op in graph.get_operations()}
+        ops = _topological(before)
         self.position = {op: place for place, op in enumerate(ops)}
-        self._live = _live_ops(ops, outputs)
+        self._live = _live_ops(ops, before, outputs)
         for op in ops:
             self._index(op)
 
@@ -144,15 +145,14 @@ class GraphView:
             self.adopt(tensor.op)
         self._live.add(op)
         self._index(op)
-        before = [tensor.op for tensor in op.inputs] + op.control_inputs
         after = [user for tensor in op.outputs for user in self.users(tensor)]
         after += op._control_outputs
-        low = max((self.position[other] for other in before), default=-1)
+        low = max((self.position[other] for other in _before(op)), default=-1)
         high = min((self.position.get(other, low + 1) for other in after), default=low + 1)
         if low < high:
             self.position[op] = (low + high) / 2
         else:
-            ops = _topological(self.graph.get_operations())
+            ops = _topological({op: _before(op) for op in self.graph.get_operations()})
             self.position = {op: place for place, op in enumerate(ops)}
 
     def reaches(self, starts, ends):
@@ -167,8 +167,7 @@ class GraphView:
                 return True
             if op not in seen and self.position[op] > floor:
                 seen.add(op)
-                stack.extend(tensor.op for tensor in op.inputs)
-                stack.extend(op.control_inputs)
+                stack += _before(op)
         return False
 
     def leftovers(self):
@@ -176,7 +175,7 @@ class GraphView:
         waiting = list(self._removed)
         while waiting:
             op = waiting.pop()
-            for before in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
+            for before in _before(op):
                 if before in self._live and not self._is_needed(before):
                     self._live.discard(before)
                     waiting.append(before)
@@ -225,23 +224,32 @@ def semantic_attrs(node_def, identify_gradient=custom_gradients.identify):
     return attrs
 
 
-def _live_ops(ops, outputs):
+def _before(op):
+    """Returns the ops that an op reads or waits for."""
+    return [tensor.op for tensor in op.inputs] + op.control_inputs
+
+
+def _live_ops(ops, before, outputs):
     """Returns those of topologically sorted ops that outputs or side effects depend on."""
     live = {getattr(output, "op", output) for output in outputs}
     for op in reversed(ops):
         if op in live or op._is_stateful:
             live.add(op)
-            live.update(tensor.op for tensor in op.inputs)
-            live.update(op.control_inputs)
+            live.update(before[op])
     return live
 
 
-def _topological(ops):
-    """Sorts ops so that those which others read come first."""
-    if _is_topological(ops):
-        return list(ops)
-    order, inside, seen = [], set(ops), set()
-    for root in ops:
+def _topological(before):
+    """Sorts ops so that those which others read come first.
+
+    Args:
+        before: Op -> the ops that it reads or waits for.
+
+    Returns:
+        A list of the keys.
+    """
+    order, seen = [], set()
+    for root in before:
         stack = [(root, False)]
         while stack:
             op, ready = stack.pop()
@@ -250,21 +258,5 @@ def _topological(ops):
             elif op not in seen:
                 seen.add(op)
                 stack.append((op, True))
-                before = [tensor.op for tensor in op.inputs] + op.control_inputs
-                stack.extend(
-                    (other, False) for other in before if other in inside and other not in seen
-                )
+                stack += [(o, False) for o in before[op] if o in before and o not in seen]
     return order
-
-
-def _is_topological(ops):
-    """Returns whether ops are sorted already, as those of a graph usually are."""
-    later = set(ops)
-    for op in ops:
-        later.discard(op)
-        for tensor in op.inputs:
-            if tensor.op in later:
-                return False
-        if not later.isdisjoint(op.control_inputs):
-            return False
-    return True
