@@ -1,5 +1,7 @@
 """The contraction engine on NumPy arrays: numbers, threads, layouts, instruction sets."""
 
+import itertools
+
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 import pytest
@@ -115,11 +117,13 @@ def test_matches_float64(parameters, dtype, core_isa):
     case = Case(parameters, dtype)
     z, gradients = case.reference()
     bias, side, factors = (v.astype(np.float64) for v in (case.bias, case.side, case.scale))
-    for scale, expected in ((None, z + bias + side), (case.scale, z * factors + bias + side)):
+    sums = ((None, z + bias + side), (case.scale, z * factors + bias + side))
+    for (scale, expected), pack_first in itertools.product(sums, (False, True)):
         y, pre = _core.conv_forward(
             *(case.shape(), case.input, case.filters, case.bias, case.side),
             scale=scale,
             activation="relu",
+            pack_first=pack_first,
         )
         _assert_close(pre, expected, TOLERANCE[dtype])
         _assert_close(y, np.maximum(expected, 0), TOLERANCE[dtype])

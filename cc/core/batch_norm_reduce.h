@@ -8,6 +8,7 @@
 #include "cc/core/batch_norm_plan.h"
 #include "cc/core/parallel.h"
 #include "cc/core/simd.h"
+#include "cc/core/storage.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -110,26 +111,6 @@ void Reduce(const BatchNormPlan& plan, const typename Reducer::Context& context,
   const int64_t tasks = plan.num_splits * (plan.planes ? plan.num_channel_groups
                                                        : plan.num_tiles);
   ParallelFor(parallel, tasks, plan.elements / tasks, reduction);
-}
-
-template <class T>
-struct Storage {
-  using type = T;
-};
-
-// Calls body(Storage<T>{}) for the storage type T.
-template <class Body>
-TFO_INLINE auto WithStorage(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::kHalf:
-      return body(Storage<Half>{});
-    case DType::kBFloat16:
-      return body(Storage<BFloat16>{});
-    case DType::kFloat:
-      return body(Storage<float>{});
-    default:
-      return body(Storage<double>{});
-  }
 }
 
 }  // namespace

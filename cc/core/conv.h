@@ -40,7 +40,7 @@ inline ConvShape MatMulShape(std::int64_t batch, std::int64_t m, std::int64_t k,
 }
 
 // y = activation(z * scale + bias + side_input). Null pointers: no scale, no
-// bias, no side input, pre-activation not wanted.
+// bias, no side input, pre-activation not wanted, filters not packed yet.
 struct ConvForwardArgs {
   DType dtype;
   ConvShape shape;
@@ -53,6 +53,7 @@ struct ConvForwardArgs {
   const void* side_input;
   void* y;
   void* pre_activation;
+  const void* packed_filters;  // what ConvPackFiltersFunction made of filters
 };
 
 // With dz = dy * slope: the gradients of input, filters and bias, and dz
@@ -78,6 +79,14 @@ using ConvForwardFunction = bool(const ConvForwardArgs&, const Parallel&,
                                  const Scratch&);
 using ConvGradientFunction = bool(const ConvGradientArgs&, const Parallel&,
                                   const Scratch&);
+
+// For filters that meet many inputs: the bytes that they take in the order in
+// which the engine reads them, and how they get there. Both depend on the
+// instruction set, on the types and on the filters' shape, not on the input's.
+using ConvPackedBytesFunction = std::int64_t(DType, const ConvShape&);
+using ConvPackFiltersFunction = bool(DType, const ConvShape&,
+                                     const void* filters, const Parallel&,
+                                     const Scratch&, void* packed);
 
 }  // namespace tfo
 

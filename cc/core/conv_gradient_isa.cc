@@ -1,4 +1,5 @@
 #include "cc/core/filter_gradient.h"
+#include "cc/core/storage.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -183,17 +184,9 @@ bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
 
 bool ConvGradient(const ConvGradientArgs& args, const Parallel& parallel,
                   const Scratch& scratch) {
-  switch (args.dtype) {
-    case DType::kHalf:
-      return Gradient<Half>(args, parallel, scratch);
-    case DType::kBFloat16:
-      return Gradient<BFloat16>(args, parallel, scratch);
-    case DType::kFloat:
-      return Gradient<float>(args, parallel, scratch);
-    case DType::kDouble:
-      return Gradient<double>(args, parallel, scratch);
-  }
-  return false;
+  return WithStorage(args.dtype, [&](auto storage) {
+    return Gradient<typename decltype(storage)::type>(args, parallel, scratch);
+  });
 }
 
 }  // namespace tfo::TFO_ISA

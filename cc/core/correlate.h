@@ -38,6 +38,7 @@ struct Correlation {
   FilterMap filter_map;
   Epilogue<T> epilogue;
   const PixelBlock* block = nullptr;  // null: a grid pixel is one of the output
+  const Accumulator<T>* packed = nullptr;  // the filters, if they are packed
 };
 
 // A tile of a band: what it reads, and where its results go.
@@ -112,7 +113,7 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
   p.panels_per_task =
       CeilDiv(p.panels, Min(p.panels, CeilDiv(wanted, p.num_bands)));
   constexpr std::int64_t kPanelsElements = kPanelsBytes / sizeof(A);
-  p.late = few && p.num_bands == 1 &&
+  p.late = few && c.packed == nullptr && p.num_bands == 1 &&
            p.bands.rows * CeilDiv(p.bands.columns, kTileRows) <= kFewTiles;
   if (p.late) {
     p.panels_together =
@@ -146,15 +147,20 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
   if (!CutDepth(x.taps, x.channels, p.pitch, p.row_pitch, scratch, &depth))
     return false;
   const std::int64_t num_rows = depth.begin[depth.count];  // of filters
-  A* packed = scratch.Allocate<A>(p.late ? 0 : p.panels * num_rows * kColumns);
   A* own = scratch.Allocate<A>(p.WorkerSize() * parallel.num_workers);
-  if (packed == nullptr || own == nullptr) return false;
-  if (c.block != nullptr) {
-    PackBlockFilters(c.filters, c.filter_map, x.taps, x.channels, *c.block,
-                     packed);
-  } else if (!p.late) {
-    PackFilters(c.filters, c.filter_map, x.taps, x.channels, c.out_channels,
-                packed, parallel);
+  if (own == nullptr) return false;
+  const A* packed = c.packed;
+  if (packed == nullptr && !p.late) {
+    A* to = scratch.Allocate<A>(p.panels * num_rows * kColumns);
+    if (to == nullptr) return false;
+    if (c.block != nullptr) {
+      PackBlockFilters(c.filters, c.filter_map, x.taps, x.channels, *c.block,
+                       to);
+    } else {
+      PackFilters(c.filters, c.filter_map, x.taps, x.channels, c.out_channels,
+                  to, parallel);
+    }
+    packed = to;
   }
 
   auto task = [&](std::int64_t index, int worker) {

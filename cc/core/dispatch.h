@@ -12,6 +12,8 @@ struct Kernels {
   const char* isa;
   ConvForwardFunction* conv_forward;
   ConvGradientFunction* conv_gradient;
+  ConvPackedBytesFunction* conv_packed_bytes;
+  ConvPackFiltersFunction* conv_pack_filters;
   BatchNormMomentsFunction* batch_norm_moments;
   BatchNormApplyFunction* batch_norm_apply;
   BatchNormGradientSumsFunction* batch_norm_gradient_sums;

@@ -8,6 +8,8 @@ namespace tfo::TFO_ISA {
 
 ConvForwardFunction ConvForward;
 ConvGradientFunction ConvGradient;
+ConvPackedBytesFunction ConvPackedBytes;
+ConvPackFiltersFunction ConvPackFilters;
 BatchNormMomentsFunction BatchNormMoments;
 BatchNormApplyFunction BatchNormApply;
 BatchNormGradientSumsFunction BatchNormGradientSums;
@@ -16,9 +18,16 @@ MultiplyAddFunction MultiplyAdd;
 CopyFunction Copy;
 
 extern const Kernels kKernels;
-const Kernels kKernels = {
-    TFO_STRING(TFO_ISA),     &ConvForward,    &ConvGradient,
-    &BatchNormMoments,       &BatchNormApply, &BatchNormGradientSums,
-    &BatchNormGradientApply, &MultiplyAdd,    &Copy};
+const Kernels kKernels = {TFO_STRING(TFO_ISA),
+                          &ConvForward,
+                          &ConvGradient,
+                          &ConvPackedBytes,
+                          &ConvPackFilters,
+                          &BatchNormMoments,
+                          &BatchNormApply,
+                          &BatchNormGradientSums,
+                          &BatchNormGradientApply,
+                          &MultiplyAdd,
+                          &Copy};
 
 }  // namespace tfo::TFO_ISA

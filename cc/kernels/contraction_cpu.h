@@ -5,15 +5,25 @@
 
 #include "cc/core/dispatch.h"
 #include "cc/kernels/contraction_ops.h"
+#include "cc/kernels/kept_filters.h"
 
 namespace tf_fused_ops {
 
-struct CpuEngine {
-  static absl::Status Forward(tensorflow::OpKernelContext* ctx,
-                              const tfo::ConvForwardArgs& args) {
+class CpuEngine {
+ public:
+  // `constant`: the filters, if they are the same in every call.
+  absl::Status Forward(tensorflow::OpKernelContext* ctx,
+                       tfo::ConvForwardArgs args,
+                       const tensorflow::Tensor* constant) {
     ScratchOwner scratch(ctx);
-    const bool done = tfo::ActiveKernels().conv_forward(args, ParallelOf(ctx),
-                                                        scratch.scratch());
+    const tfo::Kernels& kernels = tfo::ActiveKernels();
+    std::shared_ptr<const KeptFilters::Packed> kept;
+    if (constant != nullptr) {
+      TF_RETURN_IF_ERROR(filters_.Get(ctx, kernels, args, *constant, &kept));
+      args.packed_filters = kept->packed.data();
+    }
+    const bool done =
+        kernels.conv_forward(args, ParallelOf(ctx), scratch.scratch());
     return done ? absl::OkStatus() : OutOfScratch();
   }
 
@@ -24,6 +34,9 @@ struct CpuEngine {
                                                          scratch.scratch());
     return done ? absl::OkStatus() : OutOfScratch();
   }
+
+ private:
+  KeptFilters filters_;
 };
 
 }  // namespace tf_fused_ops

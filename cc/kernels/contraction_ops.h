@@ -1,7 +1,7 @@
 // The kernels of the contraction ops, forward and gradient. A Geometry says
 // what is peculiar to an op: its attributes, its arguments' names, and the
 // convolution that its shapes stand for, and whether that takes a scale. An
-// Engine runs it on a device.
+// Engine runs it on a device, and keeps what it likes from call to call.
 #ifndef TFO_CC_KERNELS_CONTRACTION_OPS_H_
 #define TFO_CC_KERNELS_CONTRACTION_OPS_H_
 
@@ -28,6 +28,7 @@ class ContractionOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(ctx, ReadActivationAttrs(ctx, &activation_));
     OP_REQUIRES_OK(ctx,
                    ctx->GetAttr("save_pre_activation", &save_pre_activation_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr(Geometry::kConstantAttr, &is_constant_));
     int count;
     OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_bias", &count));
     OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_side_inputs", &count));
@@ -67,15 +68,18 @@ class ContractionOp : public tensorflow::OpKernel {
     TF_RETURN_IF_ERROR(OptionalOutput(ctx, 1, save_pre_activation_, shapes.y,
                                       &pre_activation));
     if (shapes.y.num_elements() == 0) return absl::OkStatus();
-    return Engine::Forward(
-        ctx, {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
-              a.data(), b.data(), DataOrNull(scale), DataOrNull(bias),
-              DataOrNull(side_input), y, pre_activation});
+    return engine_.Forward(
+        ctx,
+        {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
+         a.data(), b.data(), DataOrNull(scale), DataOrNull(bias),
+         DataOrNull(side_input), y, pre_activation, nullptr},
+        is_constant_ ? &b : nullptr);
   }
 
   Geometry geometry_;
+  Engine engine_;
   ActivationAttrs activation_;
-  bool save_pre_activation_;
+  bool save_pre_activation_, is_constant_;
 };
 
 template <class T, class Geometry, class Engine>
@@ -118,13 +122,14 @@ class ContractionGradOp : public tensorflow::OpKernel {
       TF_RETURN_IF_ERROR(
           OptionalOutput(ctx, i, wanted_[i], output_shapes[i], &gradients[i]));
     }
-    return Engine::Gradient(
+    return engine_.Gradient(
         ctx, {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
               dy.data(), DataOrNull(saved), a.data(), b.data(), gradients[0],
               gradients[1], gradients[2], gradients[3]});
   }
 
   Geometry geometry_;
+  Engine engine_;
   ActivationAttrs activation_;
   bool wanted_[4];
 };

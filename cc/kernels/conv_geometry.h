@@ -10,6 +10,7 @@ namespace tf_fused_ops {
 struct ConvGeometry {
   static constexpr const char* kGradientAttrs[] = {"input_gradient",
                                                    "filters_gradient"};
+  static constexpr const char* kConstantAttr = "constant_filters";
   static constexpr bool kHasScale = true;
   ConvAttrs attrs;
 

@@ -108,6 +108,7 @@ REGISTER_OP("TfFusedOps>Conv2DBiasAct")
     .Attr(ActivationAttr())
     .Attr("alpha: float = 0.2")
     .Attr("save_pre_activation: bool = false")
+    .Attr("constant_filters: bool = false")
     .SetShapeFn(ConvShape)
     .Doc(R"doc(
 Computes y = activation(conv2d(input, filters) * scale + bias + side_input) in one pass.
@@ -118,6 +119,7 @@ bias: none, or one vector of length out_channels.
 side_input: none, or one tensor of y's shape.
 scale: none, or one vector of length out_channels.
 alpha: leaky_relu's slope below zero; the other activations ignore it.
+constant_filters: the filters are the same tensor in every call, so that it pays to keep what is made of them.
 y: 4-D, laid out as data_format says.
 pre_activation: the activation's argument, of y's shape, where save_pre_activation is set; otherwise empty.
 )doc");

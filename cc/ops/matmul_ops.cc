@@ -90,6 +90,7 @@ REGISTER_OP("TfFusedOps>MatMulBiasAct")
     .Attr(ActivationAttr())
     .Attr("alpha: float = 0.2")
     .Attr("save_pre_activation: bool = false")
+    .Attr("constant_b: bool = false")
     .SetShapeFn(MatMulShape)
     .Doc(R"doc(
 Computes y = activation(a b + bias + side_input) in one pass.
@@ -99,6 +100,7 @@ b: [k, n], or [n, k] where transpose_b is set.
 bias: none, or one vector of length n.
 side_input: none, or one tensor of y's shape.
 alpha: leaky_relu's slope below zero; the other activations ignore it.
+constant_b: b is the same tensor in every call, so that it pays to keep what is made of it.
 y: [..., m, n].
 pre_activation: the activation's argument, of y's shape, where save_pre_activation is set; otherwise empty.
 )doc");

@@ -35,14 +35,42 @@ std::int64_t RunGradient(const ConvGradientArgs& args, int num_threads) {
   return memory.bytes();
 }
 
+// Filters in the engine's order, where that is wanted.
+class Packed {
+ public:
+  Packed(const ConvShape& shape, const py::array& filters, bool wanted,
+         int num_threads) {
+    if (!wanted) return;
+    const Kernels& kernels = ActiveKernels();
+    const DType dtype = DTypeOf("filters", filters);
+    Threads threads(num_threads);
+    Memory temporary;
+    data_ = memory_.scratch().Allocate<char>(
+        kernels.conv_packed_bytes(dtype, shape));
+    if (data_ == nullptr ||
+        !kernels.conv_pack_filters(dtype, shape, filters.data(),
+                                   threads.parallel(), temporary.scratch(),
+                                   data_)) {
+      throw std::bad_alloc();
+    }
+  }
+
+  const void* data() const { return data_; }
+
+ private:
+  Memory memory_;
+  void* data_ = nullptr;
+};
+
 py::tuple Forward(const ConvShape& shape, const py::array& input,
                   const py::array& filters, const OptionalArray& bias,
                   const OptionalArray& side_input, const OptionalArray& scale,
-                  const std::string& activation, double alpha,
+                  const std::string& activation, double alpha, bool pack_first,
                   int num_threads) {
   const py::dtype dtype = input.dtype();
   Require("input", input, dtype, InputShape(shape));
   Require("filters", filters, dtype, FilterShape(shape));
+  const Packed packed(shape, filters, pack_first, num_threads);
   py::array y(dtype, OutputShape(shape)), pre(dtype, OutputShape(shape));
   const ConvForwardArgs args{
       DTypeOf("input", input),
@@ -55,7 +83,8 @@ py::tuple Forward(const ConvShape& shape, const py::array& input,
       Optional("bias", bias, dtype, {shape.out_c}),
       Optional("side_input", side_input, dtype, OutputShape(shape)),
       y.mutable_data(),
-      pre.mutable_data()};
+      pre.mutable_data(),
+      packed.data()};
   RunForward(args, num_threads);
   return py::make_tuple(y, pre);
 }
@@ -98,7 +127,7 @@ py::tuple ScratchBytes(const ConvShape& shape, int num_threads) {
       dw(dtype, FilterShape(shape)), db(dtype, Shape{shape.out_c});
   const std::int64_t forward = RunForward(
       {DType::kFloat, shape, Activation::kRelu, 0, x.data(), w.data(), nullptr,
-       nullptr, nullptr, y.mutable_data(), nullptr},
+       nullptr, nullptr, y.mutable_data(), nullptr, nullptr},
       num_threads);
   const std::int64_t gradient =
       RunGradient({DType::kFloat, shape, Activation::kRelu, 0, y.data(),
@@ -116,7 +145,8 @@ void BindConv(py::module_& m) {
   m.def("conv_forward", &Forward, "Returns (y, pre_activation).", "shape"_a,
         "input"_a, "filters"_a, "bias"_a = py::none(),
         "side_input"_a = py::none(), py::kw_only(), "scale"_a = py::none(),
-        "activation"_a = "none", "alpha"_a = 0.2, "num_threads"_a = 1);
+        "activation"_a = "none", "alpha"_a = 0.2, "pack_first"_a = false,
+        "num_threads"_a = 1);
   m.def("conv_gradient", &Gradient,
         "Returns the gradients (input, filters, bias, side_input).", "shape"_a,
         "dy"_a, "input"_a, "filters"_a, "saved"_a = py::none(), py::kw_only(),

@@ -12,8 +12,10 @@
 namespace tf_fused_ops {
 
 struct CudaEngine {
+  // Nothing is kept for constant filters: the libraries take them as they are.
   static absl::Status Forward(tensorflow::OpKernelContext* ctx,
-                              const tfo::ConvForwardArgs& args) {
+                              const tfo::ConvForwardArgs& args,
+                              const tensorflow::Tensor* /*constant*/) {
     ScratchOwner scratch(ctx);
     return ToAbsl(tfo::cuda::ConvForward(args, CallOf(ctx, &scratch)));
   }

@@ -90,6 +90,7 @@ class ContractionBiasAct(Rule):
             *self.further_inputs,
             save_pre_activation=save,
             name=match.fused_name(),
+            **constant_filters(match, self.contraction[1]),
             **self._attrs(match),
         )
         saved = ()
@@ -180,6 +181,14 @@ class AddAct(AddSideInput):
     def check(self, match):
         total = self._linear_end(match).outputs[0]
         return self.check_side_input(match, total) or super().check(match)
+
+
+def constant_filters(match, name):
+    """Returns the attribute that tells a fused op whether an operand is the same in every call."""
+    op = match.operands[name].op
+    while op.type == "Identity":
+        op = op.inputs[0].op
+    return {f"constant_{name}": op.type == "Const"}
 
 
 def _bias_ops(view, product, rank):

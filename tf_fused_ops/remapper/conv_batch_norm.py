@@ -13,6 +13,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tf_fused_ops.remapper.batch_norm import BatchNormAct
+from tf_fused_ops.remapper.contraction import constant_filters
 from tf_fused_ops.remapper.convolution import Conv2DBiasAct
 from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.moments import GivenBatchNormAct
@@ -90,6 +91,7 @@ class _ConvBatchNorm(Rule):
             [factors],
             save_pre_activation=save,
             name=match.fused_name(),
+            **constant_filters(match, "filters"),
             **self._attrs(match),
         )
         saved = [fused["pre_activation"] if save else fused["y"]]
