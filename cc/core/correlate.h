@@ -45,10 +45,11 @@ struct Correlation {
 template <class A>
 struct Place {
   const A* from;
-  std::int64_t first, last;  // the segments inside the image
-  std::int64_t i, j;         // of the grid
-  std::int64_t at;           // of the output
+  std::int64_t i, j;  // of the grid
+  std::int64_t at;    // of the output
   int rows;
+  std::int64_t row_offset[kTileRows];  // of the source, from `from` on
+  std::int64_t first, last;            // the segments inside the image
 
   TFO_INLINE bool Empty() const { return first >= last; }
 };
@@ -60,7 +61,8 @@ struct CorrelationPlan {
   static constexpr int kColumns = kTileColumns<A>;
 
   bool direct;
-  bool late;  // filters are packed block by block
+  bool late;    // filters are packed block by block
+  bool joined;  // tiles go on from one line of the grid to the next
   std::int64_t pitch, row_pitch;
   Bands bands;
   std::int64_t num_bands;  // of all images
@@ -113,6 +115,8 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
   p.panels_per_task =
       CeilDiv(p.panels, Min(p.panels, CeilDiv(wanted, p.num_bands)));
   constexpr std::int64_t kPanelsElements = kPanelsBytes / sizeof(A);
+  p.joined = kRowsAnywhere && c.block == nullptr && p.bands.across == 1 &&
+             c.epilogue.map.h == x.grid_w * c.epilogue.map.w;
   p.late = few && c.packed == nullptr && p.num_bands == 1 &&
            p.bands.rows * CeilDiv(p.bands.columns, kTileRows) <= kFewTiles;
   if (p.late) {
@@ -188,8 +192,8 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
              {h, w, 0, bands.source_rows, bands.source_columns, x.channels},
              gathered, p.pitch);
     }
-    const EvenParts parts(columns, kTileRows);
-    const std::int64_t tiles = rows * parts.count();
+    const EvenParts parts(p.joined ? rows * columns : columns, kTileRows);
+    const std::int64_t tiles = (p.joined ? 1 : rows) * parts.count();
     const std::int64_t first_panel = group * p.panels_per_task;
     const std::int64_t last_panel =
         Min(p.panels, first_panel + p.panels_per_task);
@@ -198,19 +202,34 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
     PrefetchList prefetch;
 
     const auto place = [&](std::int64_t tile) {
-      const std::int64_t i = tile / parts.count(), part = tile % parts.count();
-      const std::int64_t j = parts.Begin(part);
+      const std::int64_t part = tile % parts.count();
+      const std::int64_t i = tile / parts.count() + parts.Begin(part) / columns;
+      const std::int64_t j = parts.Begin(part) % columns;
+      const std::int64_t line = x.stride_h * p.row_pitch,
+                         pixel = x.stride_w * p.pitch;
+      Place<A> to;
+      to.from = from + i * line + j * pixel;
+      to.i = i0 + i;
+      to.j = j0 + j;
+      to.at = epilogue.map.Offset(n, to.i, to.j);
+      to.rows = static_cast<int>(parts.Size(part));
+      std::int64_t last_i = i, next_j = j, offset = 0;
+      for (int row = 0; row < to.rows; ++row, ++next_j, offset += pixel) {
+        if (next_j == columns) {
+          next_j = 0;
+          ++last_i;
+          offset += line - columns * pixel;
+        }
+        to.row_offset[row] = offset;
+      }
       // Rows of taps beyond the image add nothing.
-      const Range inside =
-          Inside(h + i * x.stride_h, x.taps.RowStep(), x.taps.rows, x.height);
-      return Place<A>{
-          from + i * x.stride_h * p.row_pitch + j * x.stride_w * p.pitch,
-          inside.begin * depth.per_tap_row,
-          inside.end * depth.per_tap_row,
-          i0 + i,
-          j0 + j,
-          epilogue.map.Offset(n, i0 + i, j0 + j),
-          static_cast<int>(parts.Size(part))};
+      const auto inside = [&](std::int64_t row) {
+        return Inside(h + row * x.stride_h, x.taps.RowStep(), x.taps.rows,
+                      x.height);
+      };
+      to.first = inside(last_i).begin * depth.per_tap_row;
+      to.last = inside(i).end * depth.per_tap_row;
+      return to;
     };
     // Adds segments [begin, end) to one tile; `b` are the filters of the first.
     const auto compute = [&](const Place<A>& to, std::int64_t panel,
@@ -227,7 +246,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
       if (starts && finishes) sum = finished;
       TileOperands<A> tile{
           to.from,
-          x.stride_w * p.pitch,
+          to.row_offset,
           1,
           depth.segments + first,
           last - first,

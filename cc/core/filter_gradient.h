@@ -286,7 +286,7 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
               x_ahead.Advance(&prefetch);
               dz_ahead.Advance(&prefetch);
               SelectTile<A, false>(num_rows, num_columns)(
-                  {x + runs[run].offset + i, 1, g.x.stride_w * p.pitch,
+                  {x + runs[run].offset + i, nullptr, g.x.stride_w * p.pitch,
                    inside_lines, inside.end - inside.begin, dz, kColumns,
                    accumulate ? c : nullptr, row_stride, c, row_stride,
                    &prefetch});

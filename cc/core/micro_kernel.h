@@ -1,11 +1,11 @@
 // The register tile: every product of the project is a sum of these.
 //
 //   c[i, j] = start[i, j] + sum over segments, sum over k:
-//                a[segment.offset + i * row_stride + k * k_stride] * b[k, j]
+//                a[segment.offset + row_offset[i] + k] * b[k, j]
 //
-// The rows of `b` are consecutive over all segments (a batch-reduce product); a
-// segment is where the address of `a` jumps: the next filter row, the next
-// image row.
+// or, of rows that lie together, a[segment.offset + i + k * k_stride]. The rows
+// of `b` are consecutive over all segments (a batch-reduce product); a segment
+// is where the address of `a` jumps: the next filter row, the next image row.
 #ifndef TFO_CC_CORE_MICRO_KERNEL_H_
 #define TFO_CC_CORE_MICRO_KERNEL_H_
 
@@ -25,6 +25,9 @@ constexpr int kTileRows = 14;
 #else
 constexpr int kTileRows = 6;
 #endif
+// Whether there are registers for the addresses of all rows of a, which may
+// then lie anywhere; otherwise they are equally far apart.
+constexpr bool kRowsAnywhere = kTileRows <= 6;
 constexpr int kTileVectors = 2;
 template <class A>
 constexpr int kTileColumns = kTileVectors * kLanes<A>;
@@ -52,7 +55,7 @@ struct PrefetchList {
 template <class A>
 struct TileOperands {
   const A* a;
-  std::int64_t row_stride;
+  const std::int64_t* row_offset;
   std::int64_t k_stride;
   const Segment* segments;
   std::int64_t num_segments;
@@ -80,10 +83,59 @@ template <int kRows, int kVectors>
 constexpr int kSums = kRows * kVectors >= 8   ? 1
                       : kRows * kVectors >= 4 ? 2
                                               : 4;
+// Steps between two requests for memory. The loop's own instructions would
+// slow down a short step.
+template <int kRows, int kVectors>
+constexpr int kStepsPerLine =
+    kSums<kRows, kVectors> > 1 ? kSums<kRows, kVectors>
+    : kTileRows <= 6           ? 2
+                               : 1;
+
+// Column k of the tile's rows of a: rows with addresses of their own, equally
+// far apart, or together in memory.
+template <class A, int kRows, bool kContiguousK>
+class Rows {
+ public:
+  TFO_INLINE explicit Rows(const TileOperands<A>& t)
+      : begin_(t.a),
+        offset_(t.row_offset),
+        row_stride_(kContiguousK && kRows > 1 ? t.row_offset[1] : 1),
+        k_stride_(kContiguousK ? 1 : t.k_stride) {}
+
+  TFO_INLINE void Start(std::int64_t offset) {
+    k_ = 0;
+    if constexpr (kPointers) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows; ++i) at_[i] = begin_ + offset + offset_[i];
+    } else {
+      at_[0] = begin_ + offset;
+    }
+  }
+  TFO_INLINE void Advance() {
+    if constexpr (kPointers) {
+      ++k_;
+    } else {
+      at_[0] += k_stride_;
+    }
+  }
+  TFO_INLINE A operator[](int i) const {
+    return kPointers ? at_[i][k_] : at_[0][i * row_stride_];
+  }
+
+ private:
+  static constexpr bool kPointers = kContiguousK && kRowsAnywhere;
+
+  const A* const begin_;
+  const std::int64_t* const offset_;
+  const std::int64_t row_stride_, k_stride_;
+  const A* at_[kPointers ? kRows : 1];
+  std::int64_t k_;
+};
 
 template <class A, int kRows, int kVectors, bool kContiguousK>
 void Tile(const TileOperands<A>& t) {
   constexpr int kParts = kSums<kRows, kVectors>;
+  constexpr int kSteps = kStepsPerLine<kRows, kVectors>;
   Vec<A> sums[kParts][kRows][kVectors]{};
   auto& sum = sums[0];
   A* c = t.c;
@@ -101,13 +153,9 @@ void Tile(const TileOperands<A>& t) {
   const void* const* line = t.prefetch->lines;
   const void* const* const last_line = line + t.prefetch->count;
   const A* b = t.b;
-  const A* a;
   const std::int64_t b_stride = t.b_stride;
-  const std::int64_t row_stride = kContiguousK ? t.row_stride : 1;
-  const std::int64_t k_stride = kContiguousK ? 1 : t.k_stride;
+  Rows<A, kRows, kContiguousK> rows(t);
   const auto step = [&](auto& to) TFO_INLINE_LAMBDA {
-    __builtin_prefetch(*line, 0, 2);
-    line += line != last_line;
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors * kLanes<A>; j += kLineElements<A>)
       __builtin_prefetch(b + kRowsAhead * b_stride + j, 0, 3);
@@ -116,21 +164,23 @@ void Tile(const TileOperands<A>& t) {
     for (int j = 0; j < kVectors; ++j) row[j] = Load(b + j * kLanes<A>);
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
-      const A element = a[i * row_stride];
+      const A element = rows[i];
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j) to[i][j] += element * row[j];
     }
-    a += k_stride;
+    rows.Advance();
     b += b_stride;
   };
   for (std::int64_t s = 0; s < t.num_segments; ++s) {
-    a = t.a + t.segments[s].offset;
+    rows.Start(t.segments[s].offset);
     std::int64_t k = t.segments[s].length;
-    for (; k >= kParts; k -= kParts) {
+    for (; k >= kSteps; k -= kSteps) {
+      __builtin_prefetch(*line, 0, 2);
+      line += line != last_line;
 #pragma GCC unroll 4
-      for (int part = 0; part < kParts; ++part) step(sums[part]);
+      for (int i = 0; i < kSteps; ++i) step(sums[i % kParts]);
     }
-    if constexpr (kParts > 1)
+    if constexpr (kSteps > 1)
       for (; k > 0; --k) step(sum);
   }
 #pragma GCC unroll 4
@@ -203,7 +253,7 @@ TFO_INLINE TileFunction<A> SelectRows(int rows) {
 }
 
 // The tile of `rows` rows and `columns` columns; c must have room for whole
-// vectors. `k_stride` counts only where not kContiguousK, and `row_stride` only
+// vectors. `k_stride` counts only where not kContiguousK, and `row_offset` only
 // where kContiguousK.
 template <class A, bool kContiguousK>
 TFO_INLINE TileFunction<A> SelectTile(int rows, int columns) {
