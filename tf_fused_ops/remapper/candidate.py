@@ -34,6 +34,7 @@ class Candidate:
         backward: A tuple of Backward.
         view: The GraphView.
         forward: Whether the forward pass is to be replaced, too.
+        kept: Where it is not, the tensor of it that the gradient op takes besides the operands.
     """
 
     rule: Rule
@@ -41,6 +42,7 @@ class Candidate:
     backward: tuple
     view: object
     forward: bool = True
+    kept: object = None
 
     @property
     def name(self):
@@ -51,6 +53,11 @@ class Candidate:
     def forward_nodes(self):
         """The ops of the forward pass that are to be replaced."""
         return self.match.nodes if self.forward else ()
+
+    @property
+    def root(self):
+        """The op by which reports name the place."""
+        return self.match.outputs["y"].op if self.forward else self.nodes[-1]
 
     @functools.cached_property
     def nodes(self):

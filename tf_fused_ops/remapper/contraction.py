@@ -1,6 +1,7 @@
 """What rules for convolutions and matrix products with a bias and an activation share."""
 
 import abc
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -10,6 +11,10 @@ from tf_fused_ops.remapper.rule import AddSideInput, Fused, Rule
 
 # Additions that are a bias if the other operand is a vector of the right length.
 SUMS = ("AddV2", "Add")
+# What autodiff makes of them, and of BiasAdd.
+_BIAS_GRADIENTS = {"BiasAddGrad": "BiasAdd", "Sum": "AddV2"}
+# Activations whose argument and output have the same sign, which alone decides the slope.
+_SLOPE_FROM_SIGN = frozenset({"relu", "leaky_relu"})
 
 
 class ContractionBiasAct(Rule):
@@ -35,6 +40,21 @@ class ContractionBiasAct(Rule):
             product, rank = self.product(view, anchor), self.bias_rank(anchor)
             for bias_op in dict.fromkeys(_bias_ops(view, product, rank)):
                 yield attrs | {"bias_op": bias_op}
+
+    def added_backward(self, view, dz):
+        """Yields the attributes of what may be added to the product whose gradient is dz: a bias,
+        an activation."""
+        if self.activation.name != "none":
+            (op_type,) = spellings.traced_ops(self.spelling, dz.dtype)
+            if dz.op.type != f"{op_type}Grad":
+                return
+        reads = {op.type for op in view.users(dz)}
+        forms = [form for op_type, form in _BIAS_GRADIENTS.items() if op_type in reads]
+        if bool(forms) == ("bias" in self.operands):
+            groups = self.activation.captured.values()
+            attrs = {name: dz.op.get_attr(name) for group in groups for name in group}
+            for form in forms or [None]:
+                yield self.default_attrs() | attrs | {"bias_op": form}
 
     def product(self, view, anchor):
         """Returns the tensor to which the bias is added."""
@@ -67,7 +87,7 @@ class ContractionBiasAct(Rule):
         return super().observed(nodes, operands, attrs) | {"bias_first": first}
 
     def check(self, match):
-        if match.attrs["bias_op"] not in SUMS:
+        if match.attrs["bias_op"] not in SUMS or "bias" not in match.operands:
             return None
         bias, product = match.operands["bias"], match.node(self.anchor).outputs[0]
         if match.attrs.get("data_format") == b"NCHW":
@@ -98,15 +118,17 @@ class ContractionBiasAct(Rule):
             saved = (fused["pre_activation"] if save else fused["y"],)
         return Fused({"y": self.narrow(match, fused["y"])}, saved)
 
-    def stock_forward(self, match):
+    def kept_nodes(self, attrs, dtype):
         if self.activation.name == "none":
-            return Fused(match.outputs)
-        saved = match.outputs["y"]
-        if self.activation.needs_pre_activation(match.attrs):
-            # The code of the activation runs last, so its nodes are the last ones.
-            count = len(spellings.traced_ops(self.spelling, saved.dtype))
-            saved = match.nodes[-count - 1].outputs[0]
-        return Fused(match.outputs, (self.widen(match, saved),))
+            return ()
+        # The code of the activation runs last, so its nodes are the last ones.
+        output, argument = -1, -1 - len(spellings.traced_ops(self.spelling, dtype))
+        if self.activation.needs_pre_activation(attrs):
+            return (argument,)
+        return (output, argument) if self.activation.name in _SLOPE_FROM_SIGN else (output,)
+
+    def stock_forward(self, match, kept):
+        return Fused(match.outputs, () if kept is None else (self.widen(match, kept),))
 
     def fuse_gradient(self, match, fused, dy, wanted):
         a, b = self.contraction
@@ -141,17 +163,19 @@ class ContractionBiasAct(Rule):
         """Gives the gradient of an operand the operand's shape."""
         return gradient
 
-    def describe(self, match):
-        activation = f"activation={match.outputs['y'].op.name} " if self.activation.label else ""
+    def label(self, match):
         parts = [
-            *["BiasAdd"] * ("bias" in match.operands),
-            *["Add"] * ("side_input" in match.operands),
+            *["BiasAdd"] * ("bias" in self.operands),
+            *["Add"] * ("side_input" in self.operands),
             self.activation.label,
         ]
-        what = f"{self.anchor} with " + " and ".join(filter(None, parts))
+        return f"{self.anchor} with " + " and ".join(filter(None, parts))
+
+    def describe(self, match):
+        activation = f"activation={match.outputs['y'].op.name} " if self.activation.label else ""
         bias_add = f"bias_add={self._linear_end(match).name} " if "bias" in match.operands else ""
         contraction = match.node(self.anchor).name
-        return what, f"{activation or ' '}{bias_add}contraction={contraction}"
+        return self.label(match), f"{activation or ' '}{bias_add}contraction={contraction}"
 
     def _linear_end(self, match):
         """Returns the op that the side input or the activation follows."""
@@ -170,6 +194,9 @@ class ContractionBiasAct(Rule):
 
 class AddAct(AddSideInput):
     """act(chain + side_input)."""
+
+    # The chain without side input has the same gradient ops.
+    gradient_ops: ClassVar = {}
 
     def scalable(self, attrs, shapes):
         return False

@@ -29,6 +29,19 @@ class Conv2DBiasAct(ContractionBiasAct):
     further_inputs = ([],)
     # 0.39 to 0.83 of the time of stock gradients (float32, 16x56x56x64; windows 1x1 and 3x3).
     backward_alone = True
+    gradient_ops: ClassVar = {"Conv2DBackpropFilter": "filters", "Conv2DBackpropInput": "input"}
+
+    def backward_variants(self, view, op):
+        for added in self.added_backward(view, op.inputs[2]):
+            if op.type == "Conv2DBackpropFilter":
+                input, filters = op.inputs[0].shape, op.outputs[0].shape
+            else:
+                input, filters = op.outputs[0].shape, op.inputs[1].shape
+            attrs = added | {name: op.get_attr(name) for name in Conv2DBiasAct.captured["Conv2D"]}
+            channels_last = attrs["data_format"] == b"NHWC" or attrs["bias_op"] not in SUMS
+            if input.rank == filters.rank == 4 and channels_last:
+                shapes = {"input": input, "filters": filters, "bias": filters[-1:]}
+                yield attrs, {name: shapes[name] for name in self.operands}
 
     def linear(self, attrs, input, filters, bias=None):
         conv = {name: attrs[name] for name in Conv2DBiasAct.captured["Conv2D"]}
@@ -69,6 +82,7 @@ class PadConv2DBiasAct(Conv2DBiasAct):
     """act(bias_add(conv2d(pad(input, paddings), filters), bias))."""
 
     family = "pad_conv2d_bias"
+    gradient_ops: ClassVar = {}
     captured: ClassVar = {"Conv2D": Conv2DBiasAct.captured["Conv2D"] | {"padding": b"VALID"}}
 
     def default_attrs(self):
@@ -105,6 +119,7 @@ class Conv1DBiasAct(Conv2DBiasAct):
     """act(bias_add(conv1d(input, filters), bias)): conv2d between expand_dims and squeeze."""
 
     family = "conv1d_bias"
+    gradient_ops: ClassVar = {}
     operands: ClassVar = {"input": (3,), "filters": (3,), "bias": (1,)}
 
     def variants(self, view, anchor):

@@ -148,6 +148,34 @@ def trace_joint(function, specs, differentiable, anchor):
     return _extract(graph, operands | {"dy": dy}, outputs, anchor)
 
 
+def backward_part(pattern, forward, given, output):
+    """Returns what a pattern of forward and backward does after the forward pass.
+
+    Args:
+        pattern: A Pattern that `trace_joint` returned.
+        forward: The number of its first nodes that are the forward pass.
+        given: {Port of the forward pass: name of the operand that it is from now on}.
+        output: Name of the output at whose node a search begins.
+
+    Returns:
+        A Pattern of the outputs after the forward pass, or None if it reads more of the forward
+        pass.
+    """
+
+    def value(old):
+        if not isinstance(old, Port):
+            return old
+        return Port(old.node - forward, old.port) if old.node >= forward else Operand(given[old])
+
+    later = pattern.nodes[forward:]
+    read = {port for node in later for port in node.inputs if isinstance(port, Port)}
+    if any(port.node < forward and port not in given for port in read):
+        return None
+    nodes = (dataclasses.replace(n, inputs=tuple(map(value, n.inputs))) for n in later)
+    outputs = {n: value(port) for n, port in pattern.outputs.items() if port.node >= forward}
+    return Pattern(tuple(nodes), outputs, outputs[output].node)
+
+
 def rescale(pattern, sizes):
     """Returns a pattern for operands of other sizes.
 

@@ -86,16 +86,18 @@ class _Rewriter:
         self._options = options
         self._identify_gradient = identify_gradient
         self._anchors = rules.by_anchor(options.rules).keys()
+        self._gradient_ops = rules.by_gradient_op(options.rules)
         self._groups = {}
         self._refused = {}
 
     def run(self):
         """Sweeps until nothing changes."""
-        if not any(op.type in self._anchors for op in self.graph.get_operations()):
+        begins = self._anchors | self._gradient_ops.keys()
+        if not any(op.type in begins for op in self.graph.get_operations()):
             return
         self.view = GraphView(self.graph, self.outputs, self._identify_gradient)
         with outside(self.graph):
-            while self._sweep():
+            while self._sweep() or self._sweep_backward():
                 pass
         self.report.refused = list(self._refused.values())
         if self.report.fused:
@@ -103,12 +105,28 @@ class _Rewriter:
 
     def _sweep(self):
         """Tries every anchor once; returns whether anything was replaced."""
-        anchors = [op for op_type in self._anchors for op in self.view.ops(op_type)]
         before = len(self.report.fused)
-        for anchor in sorted(anchors, key=self.view.position.get, reverse=True):
-            if self.view.is_live(anchor):
-                self._try_rules(anchor)
+        for anchor in self._upwards(self._anchors):
+            self._try_rules(anchor)
         return len(self.report.fused) > before
+
+    def _sweep_backward(self):
+        """Tries every stock gradient op that is left; returns whether anything was replaced."""
+        before = len(self.report.fused)
+        for op in self._upwards(self._gradient_ops):
+            group = self._gradient_ops[op.type]
+            found = search.lone_backward_matches(self.view, op, group)
+            for rule, match, backward, kept in found:
+                if self._try_backward(Candidate(rule, match, (backward,), self.view, False, kept)):
+                    break
+        return len(self.report.fused) > before
+
+    def _upwards(self, op_types):
+        """Yields the ops of some types that are live, consumers first."""
+        found = [op for op_type in op_types for op in self.view.ops(op_type)]
+        for op in sorted(found, key=self.view.position.get, reverse=True):
+            if self.view.is_live(op):
+                yield op
 
     def _try_rules(self, anchor):
         """Replaces the longest legal match at an anchor."""
@@ -116,7 +134,7 @@ class _Rewriter:
             self.view, anchor, self._usable(anchor.type, anchor.outputs[0].dtype)
         ):
             if mismatch:
-                self._refuse(rule.name, rule, match, mismatch)
+                self._refuse(Candidate(rule, match, (), self.view), mismatch)
                 continue
             backward = search.backward_matches(self.view, rule, match)
             candidate = Candidate(rule, match, backward, self.view)
@@ -128,22 +146,25 @@ class _Rewriter:
             if reason is None:
                 self._replace(candidate)
                 return
-            self._refuse(rule.name, rule, match, reason)
+            self._refuse(candidate, reason)
             for one in backward if rule.backward_alone else ():
-                self._try_backward(Candidate(rule, match, (one,), self.view, forward=False))
+                nodes = rule.kept_nodes(match.attrs, match.outputs["y"].dtype)
+                kept = match.nodes[nodes[0]].outputs[0] if nodes else None
+                self._try_backward(Candidate(rule, match, (one,), self.view, False, kept))
 
     def _try_backward(self, candidate):
-        """Replaces a backward pass whose forward pass stays as it is, if that is legal."""
+        """Replaces a backward pass whose forward pass stays as it is; returns whether it did."""
         (backward,) = candidate.backward
         if len(backward.nodes) == 1 or not candidate.wanted(backward):
-            return
-        if not self._options.allows(candidate.name):
-            return
+            return False
+        if not all(map(self._options.allows, (candidate.rule.name, candidate.name))):
+            return False
         reason = candidate.objection()
         if reason:
-            self._refuse(candidate.name, candidate.rule, candidate.match, reason)
+            self._refuse(candidate, reason)
         else:
             self._replace(candidate)
+        return reason is None
 
     def _usable(self, *kind):
         if kind not in self._groups:
@@ -161,7 +182,7 @@ class _Rewriter:
                 taken = match.separated() if any(wanted) and rule.autodiff else match
                 fused = rule.fuse(taken, training=any(wanted))
             else:
-                taken, fused = match, rule.stock_forward(match)
+                taken, fused = match, rule.stock_forward(match, candidate.kept)
         emitted = []
         if candidate.forward:
             self._swap(match.outputs, fused.outputs)
@@ -189,14 +210,13 @@ class _Rewriter:
         """Replaces old tensors by the new ones of the same names."""
         swap(self.view, self.outputs, [(tensor, new[name]) for name, tensor in old.items()])
 
-    def _refuse(self, name, rule, match, reason):
-        root = match.outputs["y"].op
+    def _refuse(self, candidate, reason):
+        name, root = candidate.name, candidate.root
         if (name, root) not in self._refused:
-            nodes = tuple(op.name for op in match.nodes)
+            nodes = tuple(op.name for op in candidate.forward_nodes or candidate.nodes)
             self._refused[name, root] = Refusal(name, nodes, reason)
-            log.vlog(
-                log.NEAR_MISS, f"Not fused: {rule.describe(match)[0]} at {root.name}: {reason}"
-            )
+            label = candidate.rule.label(candidate.match)
+            log.vlog(log.NEAR_MISS, f"Not fused: {label} at {root.name}: {reason}")
 
 
 @contextlib.contextmanager
@@ -263,8 +283,9 @@ def _maker(tensors):
 
 def _messages(candidate, wanted):
     """Returns the log lines of a replacement: the forward pass, then each backward pass."""
-    what, which = candidate.rule.describe(candidate.match)
-    messages = [f"Fuse {what}: {which}"] if candidate.forward else []
+    what, messages = candidate.rule.label(candidate.match), []
+    if candidate.forward:
+        messages.append("Fuse {}: {}".format(*candidate.rule.describe(candidate.match)))
     for tensors in filter(None, wanted):
         gradients = dict.fromkeys(candidate.rule.differentiable, "<none>")
         gradients |= {name: tensor.op.name for name, tensor in tensors.items()}

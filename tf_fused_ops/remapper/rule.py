@@ -64,6 +64,8 @@ class Rule(abc.ABC):
             pattern per value.
         fused_ops: The op types that are emitted: forward, gradient.
         backward_alone: Whether a backward pass is replaced also where its forward pass may not be.
+        gradient_ops: {op type that stock gradients are made of: operand whose gradient it yields},
+            at which backward passes without forward pass are recognized; see `backward_variants`.
         core: The chain without its activation; where it is not found, the rule need not be tried.
     """
 
@@ -75,6 +77,7 @@ class Rule(abc.ABC):
     keyed: tuple = ()
     fused_ops: tuple
     backward_alone = False
+    gradient_ops: ClassVar[dict] = {}
 
     def __init__(self, activation=spellings.NONE, spelling=None, core=None):
         self.activation = activation
@@ -148,10 +151,20 @@ class Rule(abc.ABC):
     def fuse(self, match, training):
         """Emits the fused forward op; `training` says that a gradient op follows."""
 
-    def stock_forward(self, match):
-        """Returns stock tensors as what `fuse` returns, for a gradient op behind a forward pass
-        that stays as it is; for rules with `backward_alone`."""
+    def kept_nodes(self, attrs, dtype):
+        """Returns of which node of the forward pass, counted from the end, the gradient op takes
+        the output, and of which others it may; for rules with `backward_alone`."""
+        return ()
+
+    def stock_forward(self, match, kept):
+        """Returns what `fuse` returns, made of the stock tensor that `kept_nodes` tells or None,
+        for a gradient op behind a forward pass that stays as it is."""
         raise NotImplementedError
+
+    def backward_variants(self, view, op):
+        """Yields ({attribute: value}, {operand: static shape}) that a backward pass may have at a
+        stock gradient op."""
+        return ()
 
     def fuse_gradient(self, match, fused, dy, wanted):
         """Emits the fused gradient op and returns {operand: gradient} for the wanted operands.
@@ -160,6 +173,10 @@ class Rule(abc.ABC):
         """
         sources = [match.operands[name] for name in wanted]
         return dict(zip(wanted, tf.gradients(fused.outputs["y"], sources, dy), strict=True))
+
+    def label(self, match):
+        """Returns what is fused, as grappler's remapper words it."""
+        return self.describe(match)[0]
 
     def describe(self, match):
         """Returns (what is fused, which nodes) as grappler's remapper words it."""

@@ -8,6 +8,8 @@ autodiff makes of forward and backward, are traced from `stock`.
 import collections
 import functools
 
+import tensorflow as tf
+
 from tf_fused_ops.remapper import (
     batch_norm,
     conv_batch_norm,
@@ -76,3 +78,15 @@ def by_anchor(own=()):
     for rule in (*own, *RULES):
         table[rule.anchor][rule.core].append(rule)
     return {anchor: dict(groups) for anchor, groups in table.items()}
+
+
+@functools.lru_cache(maxsize=16)
+def by_gradient_op(own=()):
+    """Returns {type of stock gradient op: rules} of the table and of further rules."""
+    table = collections.defaultdict(list)
+    for rule in (*own, *RULES):
+        # The gradient of an activation that is several ops reads values between them.
+        if len(spellings.traced_ops(rule.spelling, tf.float32)) <= 1:
+            for op_type in rule.gradient_ops:
+                table[op_type].append(rule)
+    return dict(table)

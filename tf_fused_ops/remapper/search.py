@@ -17,6 +17,8 @@ from tf_fused_ops.remapper.rule import Match
 
 # Stand for sizes while a joint pattern is traced: whatever constant they divide is made of sizes.
 _PRIMES = (11, 13, 17, 19, 23, 29, 31)
+# The operand of a backward pass that is its forward pass's pre-activation or output.
+_KEPT = "kept"
 # Joint patterns in memory; a large model has a few hundred different layers.
 _JOINT_PATTERNS = 4096
 
@@ -121,14 +123,54 @@ def backward_matches(view, rule, match):
         if not nodes:
             break
         used.update(nodes)
-        gradients = {
-            name.removeprefix("d_"): _tensor(traced, binding, name)
-            for name in names
-            if traced.outputs[name].node in binding.nodes
-        }
-        spare = {name: binding.spare.get(traced.outputs[f"d_{name}"].node) for name in gradients}
-        found.append(Backward(tuple(nodes), binding.operands["dy"], gradients, spare))
+        found.append(_backward(traced, binding, names, nodes))
     return tuple(found)
+
+
+def lone_backward_matches(view, op, group):
+    """Returns the backward passes at a stock gradient op whose forward pass need not be there.
+
+    Of the forward pass they read the operands and the one tensor that the fused gradient op takes,
+    too. So both compute the same of them, whatever they are.
+
+    Args:
+        view: A GraphView.
+        op: The op at which to look.
+        group: Rules with `gradient_ops` of this type.
+
+    Returns:
+        A list of (Rule, Match of the operands, Backward, what the fused gradient op takes of the
+        forward pass or None), longest first.
+    """
+    found = []
+    for rule in group:
+        for attrs, shapes in rule.backward_variants(view, op):
+            specs = tuple((n, tf.TensorSpec(s, op.outputs[0].dtype)) for n, s in shapes.items())
+            traced = _backward_pattern(rule, specs, _hashable(attrs), rule.gradient_ops[op.type])
+            if traced is None:
+                continue
+            matcher = Matcher(traced, view)
+            start = matcher.match(op, [f"d_{rule.gradient_ops[op.type]}"])
+            if start is None:
+                continue
+            binding = _extend(matcher, start, list(traced.outputs), set())
+            nodes = [node for _, node in sorted(binding.nodes.items())]
+            backward = _backward(traced, binding, traced.outputs, nodes)
+            operands = {name: t for name, t in binding.operands.items() if name in rule.operands}
+            match = Match(tuple(nodes), operands, {"y": op.outputs[0]}, attrs)
+            found.append((rule, match, backward, binding.operands.get(_KEPT)))
+    return sorted(found, key=lambda item: len(item[1].nodes), reverse=True)
+
+
+def _backward(traced, binding, names, nodes):
+    """Returns the Backward of the nodes that a binding has found."""
+    gradients = {
+        name.removeprefix("d_"): _tensor(traced, binding, name)
+        for name in names
+        if traced.outputs[name].node in binding.nodes
+    }
+    spare = {name: binding.spare.get(traced.outputs[f"d_{name}"].node) for name in gradients}
+    return Backward(tuple(nodes), binding.operands["dy"], gradients, spare)
 
 
 def _extend(matcher, binding, names, used):
@@ -215,6 +257,20 @@ def _trace_joint(rule, specs, attrs):
     specs = dict(specs)
     differentiable = [name for name in rule.differentiable if name in specs]
     return pattern.trace_joint(stock, specs, differentiable, rule.anchor)
+
+
+@functools.lru_cache(maxsize=_JOINT_PATTERNS)
+def _backward_pattern(rule, specs, attrs, name):
+    """Returns the pattern of the backward pass alone, beginning at the gradient of an operand; None
+    if it reads more of the forward pass than the fused gradient op."""
+    try:
+        joint = _joint_pattern(rule, specs, attrs)
+    except ValueError:  # the shapes do not fit each other
+        return None
+    forward = len(joint.ancestors(["y"]))
+    kept = rule.kept_nodes(_unhashed(attrs), specs[0][1].dtype)
+    given = {pattern.Port(forward + node, 0): _KEPT for node in kept}
+    return pattern.backward_part(joint, forward, given, f"d_{name}")
 
 
 def _hashable(attrs):
