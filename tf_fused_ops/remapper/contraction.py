@@ -45,8 +45,7 @@ class ContractionBiasAct(Rule):
         """Yields the attributes of what may be added to the product whose gradient is dz: a bias,
         an activation."""
         if self.activation.name != "none":
-            (op_type,) = spellings.traced_ops(self.spelling, dz.dtype)
-            if dz.op.type != f"{op_type}Grad":
+            if dz.op.type != f"{self.activation.own_op}Grad":
                 return
         reads = {op.type for op in view.users(dz)}
         forms = [form for op_type, form in _BIAS_GRADIENTS.items() if op_type in reads]
@@ -122,7 +121,8 @@ class ContractionBiasAct(Rule):
         if self.activation.name == "none":
             return ()
         # The code of the activation runs last, so its nodes are the last ones.
-        output, argument = -1, -1 - len(spellings.traced_ops(self.spelling, dtype))
+        last = spellings.traced(self.activation, self.spelling, dtype).nodes
+        output, argument = -1, -1 - len(last)
         if self.activation.needs_pre_activation(attrs):
             return (argument,)
         return (output, argument) if self.activation.name in _SLOPE_FROM_SIGN else (output,)

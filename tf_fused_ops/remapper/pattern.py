@@ -75,16 +75,23 @@ class Pattern:
     Attributes:
         nodes: PatternNodes, inputs first.
         outputs: Name -> Port.
-        anchor: Index of the node at which a search begins.
+        dtype: The tf.DType of the output "y".
+        anchor: Index of the node at which a search begins, if it begins in this pattern.
     """
 
     nodes: tuple
     outputs: dict
-    anchor: int
+    dtype: tf.DType
+    anchor: int | None = None
 
     def ancestors(self, names):
         """Returns the indices of all nodes that the named outputs need."""
         return frozenset().union(*(self._ancestors[self.outputs[name].node] for name in names))
+
+    @functools.cached_property
+    def op_types(self):
+        """The types of all nodes."""
+        return frozenset(node.type for node in self.nodes)
 
     @functools.cached_property
     def _ancestors(self):
@@ -96,14 +103,14 @@ class Pattern:
         return found
 
 
-def trace(function, specs, anchor, free=(), parameters=None):
+def trace(function, specs, anchor=None, free=(), parameters=None):
     """Traces a function into a pattern.
 
     Args:
         function: Takes a dict of the parameters, and the operands by name; returns a dict of named
             output tensors; None entries are dropped.
         specs: Operand name -> tf.TensorSpec.
-        anchor: The op type at which a search begins (its first occurrence).
+        anchor: The op type at which a search begins (its first occurrence), if one does.
         free: (op type, attribute) pairs that a match may have any value of.
         parameters: Parameter name -> tf.TensorSpec.
 
@@ -148,6 +155,31 @@ def trace_joint(function, specs, differentiable, anchor):
     return _extract(graph, operands | {"dy": dy}, outputs, anchor)
 
 
+def join(first, second):
+    """Returns the pattern of code whose output "y" goes into other code.
+
+    Args:
+        first: A Pattern.
+        second: A Pattern of a single operand and the single output "y".
+    """
+    count = len(first.nodes)
+
+    def value(old):
+        if isinstance(old, Operand):
+            return first.outputs["y"]
+        return Port(old.node + count, old.port) if isinstance(old, Port) else old
+
+    later = (
+        dataclasses.replace(node, inputs=tuple(map(value, node.inputs))) for node in second.nodes
+    )
+    return dataclasses.replace(
+        first,
+        nodes=(*first.nodes, *later),
+        outputs=first.outputs | {"y": value(second.outputs["y"])},
+        dtype=second.dtype,
+    )
+
+
 def backward_part(pattern, forward, given, output):
     """Returns what a pattern of forward and backward does after the forward pass.
 
@@ -173,7 +205,7 @@ def backward_part(pattern, forward, given, output):
         return None
     nodes = (dataclasses.replace(n, inputs=tuple(map(value, n.inputs))) for n in later)
     outputs = {n: value(port) for n, port in pattern.outputs.items() if port.node >= forward}
-    return Pattern(tuple(nodes), outputs, outputs[output].node)
+    return Pattern(tuple(nodes), outputs, pattern.dtype, outputs[output].node)
 
 
 def rescale(pattern, sizes):
@@ -244,7 +276,8 @@ def _extract(graph, operands, outputs, anchor, free=(), parameters=None):
     return Pattern(
         nodes=tuple(map(node, ops)),
         outputs={name: value(tensor) for name, tensor in outputs.items()},
-        anchor=next(index[op] for op in ops if op.type == anchor),
+        dtype=outputs["y"].dtype,
+        anchor=next((index[op] for op in ops if op.type == anchor), None),
     )
 
 

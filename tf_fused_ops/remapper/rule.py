@@ -66,7 +66,8 @@ class Rule(abc.ABC):
         backward_alone: Whether a backward pass is replaced also where its forward pass may not be.
         gradient_ops: {op type that stock gradients are made of: operand whose gradient it yields},
             at which backward passes without forward pass are recognized; see `backward_variants`.
-        core: The chain without its activation; where it is not found, the rule need not be tried.
+        core: What the rule adds its activation or side input to; where that is not found, the rule
+            need not be tried.
     """
 
     family: str
@@ -87,6 +88,11 @@ class Rule(abc.ABC):
         self.name = f"{self.family}_{activation.name}" if activation.label else self.family
 
     @property
+    def adds_activation(self):
+        """Whether the stock code is that of the core, followed by the activation."""
+        return self.activation is not self.core.activation
+
+    @property
     def autodiff(self):
         """Whether the gradient is that which is registered for what `fuse` emits."""
         return type(self).fuse_gradient is Rule.fuse_gradient
@@ -105,7 +111,7 @@ class Rule(abc.ABC):
         yield {name: anchor.get_attr(name) for name in self.keyed}
 
     def forms(self, view):
-        """Yields the forms of what comes after the core, as {attribute: value}."""
+        """Yields the forms of what is added to the core, as {attribute: value}."""
         yield {}
 
     def present(self, attrs):

@@ -8,8 +8,6 @@ autodiff makes of forward and backward, are traced from `stock`.
 import collections
 import functools
 
-import tensorflow as tf
-
 from tf_fused_ops.remapper import (
     batch_norm,
     conv_batch_norm,
@@ -19,8 +17,7 @@ from tf_fused_ops.remapper import (
     spellings,
 )
 
-# Chain -> the chain that has to be there for it: the same without side input. Those that are fused
-# without an activation, too, are rows of their own.
+# Chain -> the chain that has to be there for it: the same without side input.
 _CHAINS = {
     convolution.Conv2DAct: convolution.Conv2DAct,
     convolution.Conv2DAddAct: convolution.Conv2DAct,
@@ -56,16 +53,15 @@ _BARE = {batch_norm.BatchNormAct, convolution.Conv2DAct}
 
 
 def _table():
-    cores = {chain: chain(spellings.NONE, spellings.NONE.spellings[0]) for chain in _CHAINS}
+    cores = {}
     for chain, core in _CHAINS.items():
+        cores[chain] = chain(core=cores.get(core))
         for activation in spellings.ACTIVATIONS:
-            for spelling in activation.spellings:
-                if activation is not spellings.NONE:
-                    yield chain(activation, spelling, cores[core])
-                elif chain not in _BARE:
-                    yield (
-                        cores[chain] if chain is core else chain(activation, spelling, cores[core])
-                    )
+            if activation is not spellings.NONE:
+                for spelling in activation.spellings:
+                    yield chain(activation, spelling, cores[chain])
+            elif chain not in _BARE:
+                yield cores[chain]
 
 
 RULES = tuple(_table())
@@ -73,7 +69,10 @@ RULES = tuple(_table())
 
 @functools.lru_cache(maxsize=16)
 def by_anchor(own=()):
-    """Returns {anchor: {core: rules}} of the table and of further rules."""
+    """Returns {anchor: {core: rules}} of the table and of further rules.
+
+    A rule that adds to no other is its own core.
+    """
     table = collections.defaultdict(lambda: collections.defaultdict(list))
     for rule in (*own, *RULES):
         table[rule.anchor][rule.core].append(rule)
@@ -86,7 +85,7 @@ def by_gradient_op(own=()):
     table = collections.defaultdict(list)
     for rule in (*own, *RULES):
         # The gradient of an activation that is several ops reads values between them.
-        if len(spellings.traced_ops(rule.spelling, tf.float32)) <= 1:
+        if rule.activation is spellings.NONE or rule.activation.own_op:
             for op_type in rule.gradient_ops:
                 table[op_type].append(rule)
     return dict(table)

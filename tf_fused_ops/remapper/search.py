@@ -5,6 +5,7 @@ does depend on them, so the pattern of forward and backward is traced for exactl
 attributes of a forward match.
 """
 
+import dataclasses
 import functools
 import itertools
 
@@ -13,7 +14,7 @@ import tensorflow as tf
 from tf_fused_ops.remapper import pattern, rules, spellings
 from tf_fused_ops.remapper.candidate import Backward
 from tf_fused_ops.remapper.matcher import Matcher
-from tf_fused_ops.remapper.rule import Match
+from tf_fused_ops.remapper.rule import Match, Rule
 
 # Stand for sizes while a joint pattern is traced: whatever constant they divide is made of sizes.
 _PRIMES = (11, 13, 17, 19, 23, 29, 31)
@@ -23,67 +24,99 @@ _KEPT = "kept"
 _JOINT_PATTERNS = 4096
 
 
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """A rule and those that add to it.
+
+    Attributes:
+        rule: The Rule.
+        usable: Whether it is to be matched for its own sake.
+        longer: Branches, one per rule that adds to this one.
+    """
+
+    rule: Rule
+    usable: bool
+    longer: tuple
+
+
 def usable_rules(view, op_type, dtype, options):
-    """Returns {core: rules} of those that can match in a graph at an anchor, as far as the op types
-    in it tell.
+    """Returns the rules that can match in a graph at an anchor, as far as the op types in it tell.
 
     Args:
         view: A GraphView.
         op_type: The anchor's type.
         dtype: Its output's tf.DType.
         options: RemapOptions.
+
+    Returns:
+        A tuple of Branch, one per rule that adds to no other.
     """
     if not dtype.is_floating:
-        return {}
-    groups = {
-        core: [
-            rule
-            for rule in group
-            if options.allows(rule.name) and view.has(spellings.op_types(rule.spelling, dtype))
-        ]
-        for core, group in rules.by_anchor(options.rules)[op_type].items()
-    }
-    return {core: group for core, group in groups.items() if group}
+        return ()
+    groups = rules.by_anchor(options.rules)[op_type]
+
+    def branches(found):
+        for rule in found:
+            if _has_activation(view, rule, dtype):
+                more = (other for other in groups.get(rule, ()) if other is not rule)
+                longer = tuple(branches(more))
+                usable = rule in groups[rule.core] and options.allows(rule.name)
+                if usable or longer:
+                    yield Branch(rule, usable, longer)
+
+    return tuple(branches(core for core in groups if core.core is core))
 
 
-def forward_matches(view, anchor, groups):
+def _has_activation(view, rule, dtype):
+    """Returns whether a graph has all op types of a rule's activation."""
+    if rule.activation is spellings.NONE:
+        return True
+    if not any(view.has([op_type]) for op_type in rule.activation.ops):
+        return False
+    return view.has(spellings.traced(rule.activation, rule.spelling, dtype).op_types)
+
+
+def forward_matches(view, anchor, branches):
     """Returns what fits at an anchor, longest first.
 
     Args:
         view: A GraphView.
         anchor: The op at which to look.
-        groups: What `usable_rules` returned for such an anchor.
+        branches: What `usable_rules` returned for such an anchor.
 
     Returns:
         A list of (Rule, Match, the one constant or attribute that differs in words or None).
     """
-    families = (_family_matches(view, anchor, *family) for family in groups.items())
+    families = (_family_matches(view, anchor, branch) for branch in branches)
     found = itertools.chain.from_iterable(families)
     return sorted(found, key=lambda item: len(item[1].nodes), reverse=True)
 
 
-def _family_matches(view, anchor, core, group):
-    """Returns what `forward_matches` yields for the rules that share a core."""
+def _family_matches(view, anchor, branch):
+    """Yields what `forward_matches` returns for the rules of a branch."""
     dtype = anchor.outputs[0].dtype
-    found = []
-    for variant in core.variants(view, anchor):
-        traced = _forward_pattern(core, dtype, _hashable(variant))
-        start = Matcher(traced, view, allow_mismatch=True).match(anchor, traced.outputs)
-        if start is None:
-            continue
-        for rule in group:
-            for form in rule.forms(view):
-                full = variant | form
-                traced = _forward_pattern(rule, dtype, _hashable(full))
-                # The code of the core runs first, so its nodes are the first ones.
-                matcher = Matcher(traced, view, allow_mismatch=True)
-                binding = matcher.resume(start, traced.outputs)
-                if binding is not None:
-                    match = _match(rule, full, traced, binding)
-                    found.append((rule, match, binding.mismatch))
-        if start.mismatch is None:
-            break
-    return found
+    for variant in branch.rule.variants(view, anchor):
+        traced = _forward_pattern(branch.rule, dtype, _hashable(variant))
+        binding = Matcher(traced, view, allow_mismatch=True).match(anchor, traced.outputs)
+        if binding is not None:
+            yield from _longer_matches(view, dtype, branch, variant, binding)
+            if binding.mismatch is None:
+                break
+
+
+def _longer_matches(view, dtype, branch, variant, binding):
+    """Yields what `forward_matches` returns for a branch whose rule is bound."""
+    if branch.usable:
+        traced = _forward_pattern(branch.rule, dtype, _hashable(variant))
+        yield branch.rule, _match(branch.rule, variant, traced, binding), binding.mismatch
+    for longer in branch.longer:
+        rule = longer.rule
+        for form in ({},) if rule.adds_activation else rule.forms(view):
+            traced = _forward_pattern(rule, dtype, _hashable(variant | form))
+            # The code of the core runs first, so its nodes are the first ones.
+            found = Matcher(traced, view, allow_mismatch=True).resume(binding, traced.outputs)
+            if found is not None:
+                yield from _longer_matches(view, dtype, longer, variant | form, found)
 
 
 def backward_matches(view, rule, match):
@@ -212,7 +245,11 @@ def _tensor(traced, binding, name):
 
 @functools.cache
 def _forward_pattern(rule, dtype, variant):
-    """Traces a variant of a rule's stock code for operands of unknown size."""
+    """Returns the pattern of a variant of a rule's stock code for operands of unknown size."""
+    if rule.adds_activation:
+        chain = _forward_pattern(rule.core, dtype, variant)
+        activation = spellings.traced(rule.activation, rule.spelling, chain.dtype)
+        return pattern.join(chain, activation)
     attrs = rule.default_attrs() | _unhashed(variant)
     free = {(op_type, name) for op_type, group in rule.captured.items() for name in group}
     free -= {(rule.anchor, name) for name, _ in variant}

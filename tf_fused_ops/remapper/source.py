@@ -20,7 +20,9 @@ def _library_folders():
 def user_line(op):
     """Returns "file:line" of the innermost frame outside libraries that created an op, or None."""
     folders = _library_folders()
-    for frame in reversed(op.traceback or ()):
+    # Without TensorFlow's own frames, which take long to read.
+    frames = op.traceback.get_user_frames() if op.traceback else ()
+    for frame in reversed(frames):
         name = frame.filename
         if (
             not name.startswith(folders)

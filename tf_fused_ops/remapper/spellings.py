@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable
 
 import tensorflow as tf
-from tensorflow.python.framework import func_graph
 
 from tf_fused_ops.remapper import pattern
 
@@ -23,6 +22,8 @@ class Activation:
         label: How the log calls it.
         spellings: Functions of x (and alpha) made of stock TensorFlow code.
         slope_from_output: Whether the slope can be computed from the activation's output.
+        ops: Op types; every spelling has one of them, so that where they are missing none need be
+            traced.
         captured: {op type: {attribute: default}} that a match may have any value of.
     """
 
@@ -30,7 +31,13 @@ class Activation:
     label: str
     spellings: tuple[Callable, ...]
     slope_from_output: bool
+    ops: tuple[str, ...] = ()
     captured: dict = dataclasses.field(default_factory=dict, hash=False, compare=False)
+
+    @property
+    def own_op(self):
+        """The op type, if the activation is an op of TensorFlow's and so has a gradient op."""
+        return self.ops[0] if self.slope_from_output and self.ops else None
 
     def needs_pre_activation(self, attrs):
         """Returns whether the gradient needs the pre-activation, given the captured attributes."""
@@ -70,6 +77,8 @@ _GELU_ERF = (
     lambda x: 0.5 * x * tf.math.erfc(-x * 0.7071067811865476),
 )
 
+_SILU = (tf.nn.silu, lambda x: x * tf.sigmoid(x))
+
 _HARD_SWISH = (
     lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
     lambda x: x * (tf.nn.relu6(x + 3.0) / 6.0),
@@ -77,34 +86,40 @@ _HARD_SWISH = (
     lambda x: x * (tf.nn.relu6(x + 3.0) * (1.0 / 6.0)),
 )
 
+_MISH = (lambda x: x * tf.tanh(tf.math.softplus(x)),)
+
 NONE = Activation("none", "", (lambda x: x,), True)
 
 ACTIVATIONS = (
     NONE,
-    Activation("relu", "Relu", (tf.nn.relu,), True),
-    Activation("relu6", "Relu6", (tf.nn.relu6,), True),
-    Activation("elu", "Elu", (tf.nn.elu,), True),
-    Activation("leaky_relu", "LeakyRelu", (tf.nn.leaky_relu,), True, {"LeakyRelu": {"alpha": 0.2}}),
-    Activation("sigmoid", "Sigmoid", (tf.sigmoid,), True),
-    Activation("tanh", "Tanh", (tf.tanh,), True),
-    Activation("silu", "Silu", (tf.nn.silu, lambda x: x * tf.sigmoid(x)), False),
-    Activation("hard_swish", "HardSwish", _HARD_SWISH, False),
-    Activation("mish", "Mish", (lambda x: x * tf.tanh(tf.math.softplus(x)),), False),
-    Activation("gelu_tanh", "GeluApproximate", _GELU_TANH, False),
-    Activation("gelu_erf", "GeluExact", _GELU_ERF, False),
+    Activation("relu", "Relu", (tf.nn.relu,), True, ("Relu",)),
+    Activation("relu6", "Relu6", (tf.nn.relu6,), True, ("Relu6",)),
+    Activation("elu", "Elu", (tf.nn.elu,), True, ("Elu",)),
+    Activation(
+        "leaky_relu",
+        "LeakyRelu",
+        (tf.nn.leaky_relu,),
+        True,
+        ("LeakyRelu",),
+        {"LeakyRelu": {"alpha": 0.2}},
+    ),
+    Activation("sigmoid", "Sigmoid", (tf.sigmoid,), True, ("Sigmoid",)),
+    Activation("tanh", "Tanh", (tf.tanh,), True, ("Tanh",)),
+    Activation("silu", "Silu", _SILU, False, ("Sigmoid",)),
+    Activation("hard_swish", "HardSwish", _HARD_SWISH, False, ("Relu6",)),
+    Activation("mish", "Mish", _MISH, False, ("Softplus",)),
+    Activation("gelu_tanh", "GeluApproximate", _GELU_TANH, False, ("Tanh",)),
+    Activation("gelu_erf", "GeluExact", _GELU_ERF, False, ("Erf", "Erfc")),
 )
 
 
 @functools.cache
-def traced_ops(spelling, dtype):
-    """Returns the op types of a spelling, in the order of its code."""
-    graph = func_graph.FuncGraph("spelling")
-    with graph.as_default():
-        y = spelling(tf.compat.v1.placeholder(dtype))
-    return tuple(op.type for op in pattern.needed_ops(graph, [y]))
+def traced(activation, spelling, dtype):
+    """Returns the pattern of a spelling of an activation, for an operand of unknown shape."""
+    attrs = {name: value for group in activation.captured.values() for name, value in group.items()}
+    free = {(op_type, name) for op_type, group in activation.captured.items() for name in group}
 
+    def stock(_, x):
+        return {"y": spelling(x, **attrs)}
 
-@functools.cache
-def op_types(spelling, dtype):
-    """Returns the op types of a spelling; a graph without them need not be searched."""
-    return frozenset(traced_ops(spelling, dtype))
+    return pattern.trace(stock, {"x": tf.TensorSpec(None, dtype)}, free=free)
