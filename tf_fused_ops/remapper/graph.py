@@ -141,13 +141,14 @@ class GraphView:
         """Indexes a new op, and new ops that it reads, once its outputs are used."""
         if op in self._indexed:
             return
-        for tensor in op.inputs:
-            self.adopt(tensor.op)
+        before = _before(op)
+        for other in before:
+            self.adopt(other)
         self._live.add(op)
         self._index(op)
         after = [user for tensor in op.outputs for user in self.users(tensor)]
         after += op._control_outputs
-        low = max((self.position[other] for other in _before(op)), default=-1)
+        low = max((self.position[other] for other in before), default=-1)
         high = min((self.position.get(other, low + 1) for other in after), default=low + 1)
         if low < high:
             self.position[op] = (low + high) / 2

@@ -7,6 +7,7 @@ units in the last place.
 """
 
 import dataclasses
+import functools
 import itertools
 
 import ml_dtypes
@@ -187,9 +188,9 @@ class Matcher:
         for node, op in choices:
             wanted = self._pattern.nodes[node]
             inputs = op.inputs
-            if wanted.type != op.type or op in self._excluded or not _fits(wanted, inputs):
+            orders = _orders(wanted, len(inputs))
+            if wanted.type != op.type or op in self._excluded or not orders:
                 continue
-            orders = _orders(wanted, inputs)
             if len(choices) == len(orders) == 1:
                 return [(node, op, orders[0])]
             steps += [
@@ -304,19 +305,19 @@ class Matcher:
         return True
 
 
-def _fits(wanted, inputs):
-    """Returns whether an op has as many inputs as a pattern node."""
-    if wanted.open:
-        return len(wanted.inputs) <= len(inputs) <= _MAX_SUMMED
-    return len(wanted.inputs) == len(inputs)
-
-
-def _orders(wanted, inputs):
-    """Returns the orders in which an op's inputs may be those of a pattern node, as indices."""
-    given, count = range(len(inputs)), len(wanted.inputs)
+def _orders(wanted, given):
+    """Returns the orders in which so many inputs may be those of a pattern node, as indices."""
+    count = len(wanted.inputs)
+    if not count <= given <= (_MAX_SUMMED if wanted.open else count):
+        return ()
     if wanted.open or (wanted.commutative and count <= _MAX_PERMUTED):
-        return tuple(itertools.permutations(given, count))
-    return (given,)
+        return _permutations(given, count)
+    return (range(given),)
+
+
+@functools.cache
+def _permutations(given, count):
+    return tuple(itertools.permutations(range(given), count))
 
 
 def _text(value):

@@ -3,6 +3,8 @@
 import collections
 import dataclasses
 
+from tf_fused_ops.remapper.source import Origin
+
 
 @dataclasses.dataclass(frozen=True)
 class Fusion:
@@ -14,16 +16,21 @@ class Fusion:
         fused: Names of the nodes that replaced them: the forward op, unless the forward pass stays
             as it is, then one gradient op per backward pass.
         messages: The lines that the log prints, one per fused node.
-        source: "file:line" of the user code that made the nodes, if known.
         gradients: Number of backward passes that were fused.
+        origin: Where in the user's code the nodes were made.
     """
 
     rule: str
     nodes: tuple[str, ...]
     fused: tuple[str, ...]
     messages: tuple[str, ...]
-    source: str | None = None
     gradients: int = 0
+    origin: Origin | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def source(self):
+        """The line of user code that made the nodes, "file:line", while their graph is there."""
+        return self.origin and self.origin.line()
 
 
 @dataclasses.dataclass(frozen=True)

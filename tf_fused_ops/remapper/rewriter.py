@@ -202,9 +202,8 @@ class _Rewriter:
         for message in messages:
             log.vlog(log.FUSION, message)
         nodes, names = (tuple(op.name for op in ops) for ops in (candidate.nodes, emitted))
-        line = source.user_line(match.nodes[0])
-        gradients = len(names) - candidate.forward
-        self.report.fused.append(Fusion(candidate.name, nodes, names, messages, line, gradients))
+        gradients, origin = len(names) - candidate.forward, source.Origin(match.nodes[0])
+        self.report.fused.append(Fusion(candidate.name, nodes, names, messages, gradients, origin))
 
     def _swap(self, old, new):
         """Replaces old tensors by the new ones of the same names."""

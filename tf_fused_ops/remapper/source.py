@@ -3,6 +3,7 @@
 import functools
 import os
 import sysconfig
+import weakref
 
 import tensorflow as tf
 
@@ -31,3 +32,18 @@ def user_line(op):
         ):
             return f"{name}:{frame.lineno}"
     return None
+
+
+class Origin:
+    """Where an op was made, looked up only when it is asked for, as tracebacks take long to read.
+
+    It keeps no graph alive.
+    """
+
+    def __init__(self, op):
+        self._graph, self._name = weakref.ref(op.graph), op.name
+
+    def line(self):
+        """Returns what `user_line` returns for the op, or None if its graph is gone."""
+        graph = self._graph()
+        return None if graph is None else user_line(graph.get_operation_by_name(self._name))
