@@ -44,9 +44,8 @@ class ContractionBiasAct(Rule):
     def added_backward(self, view, dz):
         """Yields the attributes of what may be added to the product whose gradient is dz: a bias,
         an activation."""
-        if self.activation.name != "none":
-            if dz.op.type != f"{self.activation.own_op}Grad":
-                return
+        if self.activation.name != "none" and dz.op.type != f"{self.activation.own_op}Grad":
+            return
         reads = {op.type for op in view.users(dz)}
         forms = [form for op_type, form in _BIAS_GRADIENTS.items() if op_type in reads]
         if bool(forms) == ("bias" in self.operands):

@@ -8,7 +8,6 @@ nothing against it; what it finds goes into the report.
 import contextlib
 import dataclasses
 import fnmatch
-import gc
 import time
 
 import tensorflow as tf
@@ -70,8 +69,7 @@ def remap_graph(
     start = time.perf_counter()
     options = options or RemapOptions()
     rewriter = _Rewriter(graph, outputs, options, name or graph.name, identify_gradient)
-    with _collector_paused():
-        rewriter.run()
+    rewriter.run()
     rewriter.report.seconds = time.perf_counter() - start
     return rewriter.outputs, rewriter.report
 
@@ -216,18 +214,6 @@ class _Rewriter:
             self._refused[name, root] = Refusal(name, nodes, reason)
             label = candidate.rule.label(candidate.match)
             log.vlog(log.NEAR_MISS, f"Not fused: {label} at {root.name}: {reason}")
-
-
-@contextlib.contextmanager
-def _collector_paused():
-    """No garbage collection: it would walk the whole graph that has been traced, for nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextlib.contextmanager
