@@ -242,36 +242,137 @@ def train_step(layer):
     return step
 
 
-def conv_layer(activation):
-    return lambda x, w, b: activation(tf.nn.bias_add(tf.nn.conv2d(x, w, 1, "SAME"), b))
+def layer_of(name):
+    """Returns the stock code of a rule, which may be called with its own result, and arguments."""
+    rule = next(rule for rule in rules.RULES if rule.name == name)
+    conv = rule.family == "conv2d_bias"
+    args = values(*([(2, 6, 5, 3), (3, 3, 3, 3), (3,)] if conv else [(6, 7), (7, 7), (7,)]))
+
+    def layer(x, w, b):
+        return rule.stock(attrs(rule), **dict(zip(rule.operands, (x, w, b), strict=True)))["y"]
+
+    return layer, args
 
 
-LAYERS = {"relu": tf.nn.relu, "leaky_relu": tf.nn.leaky_relu, "tanh": tf.tanh}
-
-
-@pytest.mark.parametrize("activation", LAYERS)
-def test_function_of_a_library(activation):
-    """Forward and backward pass are two functions of a GraphDef."""
-    args = values((2, 6, 5, 3), (3, 3, 3, 3), (3,))
-    concrete = tf.function(train_step(tf.function(conv_layer(LAYERS[activation]))))
-    concrete = concrete.get_concrete_function(*args)
-    result = remap(concrete)
-    assert result.report.counts()[f"conv2d_bias_{activation}_grad"] == 1
-    assert not counts(result.graph_def).keys() & STOCK_GRADIENTS
+def remapped(concrete, args, graph_def):
+    """Returns the RemapResult of a GraphDef that computes what it did before."""
+    names = [tensor.name for tensor in concrete.outputs]
     inputs = dict(zip((t.name for t in concrete.inputs), args, strict=True))
-    assert_same(run(result.graph_def, inputs, result.outputs), concrete(*args))
-    again = remap(result.graph_def, outputs=result.outputs)
-    assert again.report.fused == []
+    expected = run(graph_def, inputs, names)
+    result = remap(graph_def, outputs=names)
+    assert_same(run(result.graph_def, inputs, result.outputs), expected)
+    return result
 
 
-@pytest.mark.parametrize("activation", LAYERS)
-def test_nested_function(activation):
+def gradient_counts(result):
+    return {rule: n for rule, n in result.report.counts().items() if rule.endswith("_grad")}
+
+
+PAIRS = [
+    *(f"conv2d_bias_{activation}" for activation in ("relu", "leaky_relu", "tanh", "silu", "mish")),
+    *(f"matmul_bias_{activation}" for activation in ("gelu_tanh", "gelu_erf", "silu", "mish")),
+]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_function_of_a_library(name):
+    """Forward and backward pass are two functions of a GraphDef."""
+    result = remapped(*pair_of(name))
+    assert gradient_counts(result) == {f"{name}_grad": 1}
+    assert not counts(result.graph_def).keys() & STOCK_GRADIENTS
+    left = [node.name for node in all_nodes(result.graph_def) if node.name.startswith("forward/")]
+    assert all(name.endswith("_fused_grad") for name in left)
+    assert remap(result.graph_def, outputs=result.outputs).report.fused == []
+
+
+def all_nodes(graph_def):
+    return [*graph_def.node, *(n for f in graph_def.library.function for n in f.node_def)]
+
+
+def test_function_in_a_function():
+    """What the inner functions hand over passes through the outer ones, and stays unknown."""
+    layer, args = layer_of("conv2d_bias_silu")
+    inner = tf.function(layer)
+    outer = tf.function(lambda x, w, b: tf.sin(inner(x, w, b)))
+    concrete = tf.function(train_step(outer)).get_concrete_function(*args)
+    result = remapped(concrete, args, concrete.graph.as_graph_def())
+    assert gradient_counts(result) == {"conv2d_bias_grad": 1}
+
+
+def test_function_with_variables():
+    layer, (x, w, b) = layer_of("matmul_bias_gelu_tanh")
+    weights = [tf.Variable(w), tf.Variable(b)]
+    inner = tf.function(lambda x: layer(x, *weights))
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(inner(inner(x)) ** 2)
+        return loss, tape.gradient(loss, weights)
+
+    result = remap(step.get_concrete_function(x))
+    assert gradient_counts(result) == {"matmul_bias_gelu_tanh_grad": 1}
+
+
+def backward_calls(graph_def):
+    """Returns the calls of backward functions and the names of the function's arguments."""
+    functions = {f.signature.name: f for f in graph_def.library.function}
+    calls = [node for node in graph_def.node if node.op == "PartitionedCall"]
+    calls = [call for call in calls if "__backward_" in call.attr["f"].func.name]
+    (name,) = {call.attr["f"].func.name for call in calls}
+    return calls, [argument.name for argument in functions[name].signature.input_arg]
+
+
+def pair_of(name):
+    """Returns a function that calls a layer, its arguments, and its GraphDef."""
+    layer, args = layer_of(name)
+    concrete = tf.function(train_step(tf.function(layer))).get_concrete_function(*args)
+    return concrete, args, concrete.graph.as_graph_def()
+
+
+def test_value_that_is_not_handed_over():
+    """What is used of the backward pass may do without the pre-activation."""
+    concrete, args, graph_def = pair_of("matmul_bias_gelu_erf")
+    calls, names = backward_calls(graph_def)
+    place = next(i for i, name in enumerate(names) if name.endswith("biasadd"))
+    for call in calls:
+        call.input[place] = call.input[0]
+    result = remapped(concrete, args, graph_def)
+    assert "matmul_bias_gelu_erf_grad" not in result.report.counts()
+    told = {refusal.rule: refusal.reason for refusal in result.report.refused}
+    assert "is not handed over to the gradient" in told["matmul_bias_gelu_erf_grad"]
+
+
+def exchange(call):
+    """Hands over two values in the wrong order."""
+    call.input[1], call.input[2] = call.input[2], call.input[1]
+
+
+def replace(call):
+    """Hands over what is not a value of the forward function."""
+    call.input[1] = call.input[0]
+
+
+@pytest.mark.parametrize("change", [exchange, replace])
+@pytest.mark.parametrize("count", [1, 2])
+def test_other_values_than_autodiff_hands_over(change, count):
+    """Only what every caller hands over is known."""
+    concrete, args, graph_def = pair_of("matmul_bias_gelu_tanh")
+    calls, _ = backward_calls(graph_def)
+    assert len(calls) == 2
+    for call in calls[:count]:
+        change(call)
+    assert gradient_counts(remapped(concrete, args, graph_def)) == {}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_nested_function(name):
     """A stock function inside a train step is fused as it is traced, its gradient included."""
-    args = values((2, 6, 5, 3), (3, 3, 3, 3), (3,))
-    layer = tf.function(conv_layer(LAYERS[activation]))
+    layer, args = layer_of(name)
+    layer = tf.function(layer)
     compiled = function(train_step(layer))
     assert_same(compiled(*args), tf.function(train_step(layer))(*args))
-    assert rule_counts(compiled) == {f"conv2d_bias_{activation}": 1}
+    assert rule_counts(compiled) == {name: 1}
     found = op_counts(compiled.get_concrete_function(*args))
-    assert found["TfFusedOps>Conv2DBiasActGrad"] > 0
+    assert found["TfFusedOps>Conv2DBiasActGrad"] + found["TfFusedOps>MatMulBiasActGrad"] > 0
     assert not found.keys() & STOCK_GRADIENTS

@@ -81,7 +81,7 @@ class Candidate:
     def objection(self):
         """Returns why the replacement would not be equivalent, in words, or None."""
         checks = (self._ranks, self._kernels, self._devices, self._preserved, self._control_edges)
-        for check in (*checks, self._leaks, self._cycles):
+        for check in (*checks, self._leaks, self._cycles, self._missing):
             reason = check()
             if reason:
                 return reason
@@ -163,6 +163,13 @@ class Candidate:
             after = self._users(backward.gradients.values())
             if self.view.reaches(after, [backward.dy.op, *self.controls(backward.nodes)]):
                 return "the incoming gradient depends on the outgoing ones"
+        return None
+
+    def _missing(self):
+        read = [self.kept, *map(self.match.operands.get, self.rule.gradient_operands)]
+        for tensor in read if not self.forward else ():
+            if tensor is not None and self.view.is_withheld(tensor):
+                return f"{tensor.name} is not handed over to the gradient"
         return None
 
     def _users(self, tensors):

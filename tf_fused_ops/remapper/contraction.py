@@ -54,6 +54,10 @@ class ContractionBiasAct(Rule):
             for form in forms or [None]:
                 yield self.default_attrs() | attrs | {"bias_op": form}
 
+    @property
+    def gradient_operands(self):
+        return self.contraction
+
     def product(self, view, anchor):
         """Returns the tensor to which the bias is added."""
         return anchor.outputs[0]

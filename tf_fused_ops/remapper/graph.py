@@ -18,7 +18,7 @@ from tf_fused_ops.remapper import custom_gradients
 # Attributes that say how an op runs, not what it computes.
 _INCIDENTAL_ATTRS = frozenset({"use_cudnn_on_gpu"})
 # Set by who wants an op to stay.
-_KEEP = "_grappler_do_not_remove"
+KEEP = "_grappler_do_not_remove"
 
 
 class GraphView:
@@ -30,17 +30,19 @@ class GraphView:
             op.
     """
 
-    def __init__(self, graph, outputs, identify_gradient=custom_gradients.identify):
+    def __init__(self, graph, outputs, identify_gradient=custom_gradients.identify, withheld=()):
         """Indexes a graph.
 
         Args:
             graph: A tf.Graph.
             outputs: The tensors (or ops) that leave the graph.
             identify_gradient: What tells the overridden gradients of its ops apart.
+            withheld: Tensors that new ops must not read.
         """
         self.graph = graph
         self._identify_gradient = identify_gradient
         self._fetched = {id(output) for output in outputs}
+        self._withheld = {id(tensor) for tensor in withheld}
         self._attrs = {}
         self._kept = set()
         self._constants = {}
@@ -95,6 +97,10 @@ class GraphView:
         """Returns whether a tensor, or an op, leaves the graph."""
         return id(output) in self._fetched
 
+    def is_withheld(self, tensor):
+        """Returns whether new ops must not read a tensor."""
+        return id(tensor) in self._withheld
+
     def attrs(self, op):
         """Returns the attributes that decide what an op computes, as a dict of AttrValue protos."""
         if op not in self._attrs:
@@ -110,7 +116,7 @@ class GraphView:
     def _read_attrs(self, op):
         node_def = op.node_def
         self._attrs[op] = semantic_attrs(node_def, self._identify_gradient)
-        if _KEEP in node_def.attr:
+        if KEEP in node_def.attr:
             self._kept.add(op)
 
     def constant(self, tensor):

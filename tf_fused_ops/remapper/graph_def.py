@@ -3,12 +3,13 @@ written out again; so are the functions of its library: bodies of calls and cont
 """
 
 import abc
+import contextlib
 
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import function_def_to_graph, graph_to_function_def
 
-from tf_fused_ops.remapper import custom_gradients
+from tf_fused_ops.remapper import custom_gradients, forward_bodies
 from tf_fused_ops.remapper.report import Report
 from tf_fused_ops.remapper.rewriter import remap_graph
 
@@ -40,16 +41,24 @@ class Transform(abc.ABC):
 class Remap(Transform):
     """The pass of the remapper."""
 
-    def __init__(self, options, library):
+    def __init__(self, options, source):
         self._options = options
-        self._identify_gradient = custom_gradients.identify_in(library)
+        self._identify_gradient = custom_gradients.identify_in(source.library)
+        self._pairs = forward_bodies.pairs(source)
 
     def skip(self, definition):
         compiled = "_XlaMustCompile" in definition.attr and definition.attr["_XlaMustCompile"].b
         return "it is compiled by XLA" if compiled else None
 
     def __call__(self, graph, outputs, name):
-        return remap_graph(graph, outputs, self._options, name, self._identify_gradient)
+        pair = self._pairs.get(name)
+        no_body = contextlib.nullcontext(forward_bodies.Beside())
+        with forward_bodies.beside(graph, *pair) if pair else no_body as body:
+            outputs, report = remap_graph(
+                graph, outputs, self._options, name, self._identify_gradient, body.withheld
+            )
+        report.refused = [r for r in report.refused if body.names.isdisjoint(r.nodes)]
+        return outputs, report
 
 
 def rewrite(source, names, transform, title, kept=None, rename=True):

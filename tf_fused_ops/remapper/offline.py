@@ -78,7 +78,7 @@ def remap(target, outputs=None, options=None):
 
 
 def _remap(source, names, options, title):
-    transform = graph_defs.Remap(options, source.library)
+    transform = graph_defs.Remap(options, source)
     return RemapResult(*graph_defs.rewrite(source, names, transform, title))
 
 

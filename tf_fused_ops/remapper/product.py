@@ -71,6 +71,11 @@ class _ReshapedBiasAct(MatMulBiasAct):
 
     captured: ClassVar = {}
 
+    @property
+    def gradient_operands(self):
+        # Their shapes may be read.
+        return tuple(self.operands)
+
     def operand_shape(self, name, attrs):
         return [None] * attrs[f"{name}_rank"]
 

@@ -8,6 +8,7 @@ nothing against it; what it finds goes into the report.
 import contextlib
 import dataclasses
 import fnmatch
+import functools
 import time
 
 import tensorflow as tf
@@ -51,7 +52,12 @@ class RemapOptions:
 
 
 def remap_graph(
-    graph, outputs, options=None, name=None, identify_gradient=custom_gradients.identify
+    graph,
+    outputs,
+    options=None,
+    name=None,
+    identify_gradient=custom_gradients.identify,
+    withheld=(),
 ):
     """Rewrites a graph in place.
 
@@ -62,13 +68,15 @@ def remap_graph(
         name: What the report calls the graph.
         identify_gradient: What tells the overridden gradients of ops apart: one of the functions of
             `custom_gradients`.
+        withheld: Tensors that fused ops must not read.
 
     Returns:
         (outputs, each replaced by its fused counterpart if it has one; Report).
     """
     start = time.perf_counter()
     options = options or RemapOptions()
-    rewriter = _Rewriter(graph, outputs, options, name or graph.name, identify_gradient)
+    view = functools.partial(GraphView, identify_gradient=identify_gradient, withheld=withheld)
+    rewriter = _Rewriter(graph, outputs, options, name or graph.name, view)
     rewriter.run()
     rewriter.report.seconds = time.perf_counter() - start
     return rewriter.outputs, rewriter.report
@@ -77,12 +85,12 @@ def remap_graph(
 class _Rewriter:
     """The state of one run over one graph."""
 
-    def __init__(self, graph, outputs, options, name, identify_gradient):
+    def __init__(self, graph, outputs, options, name, make_view):
         self.graph = graph
         self.outputs = list(outputs)
         self.report = Report(name)
         self._options = options
-        self._identify_gradient = identify_gradient
+        self._make_view = make_view
         self._anchors = rules.by_anchor(options.rules).keys()
         self._gradient_ops = rules.by_gradient_op(options.rules)
         self._groups = {}
@@ -93,7 +101,7 @@ class _Rewriter:
         begins = self._anchors | self._gradient_ops.keys()
         if not any(op.type in begins for op in self.graph.get_operations()):
             return
-        self.view = GraphView(self.graph, self.outputs, self._identify_gradient)
+        self.view = self._make_view(self.graph, self.outputs)
         with outside(self.graph):
             while self._sweep() or self._sweep_backward():
                 pass
@@ -146,8 +154,7 @@ class _Rewriter:
                 return
             self._refuse(candidate, reason)
             for one in backward if rule.backward_alone else ():
-                nodes = rule.kept_nodes(match.attrs, match.outputs["y"].dtype)
-                kept = match.nodes[nodes[0]].outputs[0] if nodes else None
+                kept = search.kept_tensor(self.view, rule, match)
                 self._try_backward(Candidate(rule, match, (one,), self.view, False, kept))
 
     def _try_backward(self, candidate):

@@ -93,6 +93,11 @@ class Rule(abc.ABC):
         return self.activation is not self.core.activation
 
     @property
+    def gradient_operands(self):
+        """The operands that the gradient op reads."""
+        return tuple(self.operands)
+
+    @property
     def autodiff(self):
         """Whether the gradient is that which is registered for what `fuse` emits."""
         return type(self).fuse_gradient is Rule.fuse_gradient

@@ -47,8 +47,7 @@ def convert(source, target, to_stock=False, options=None):
         raise ValueError(f"{target} exists already")
     reports = []
     for meta_graph in saved_model.meta_graphs:
-        library = meta_graph.graph_def.library
-        remap_all = graph_def.Remap(options or RemapOptions(), library)
+        remap_all = graph_def.Remap(options or RemapOptions(), meta_graph.graph_def)
         reports += _rewrite(meta_graph, portable.ToStock() if to_stock else remap_all)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
@@ -70,7 +69,7 @@ def remap(folder, options):
         ValueError: The folder holds no SavedModel.
     """
     meta_graph = _read(Path(folder)).meta_graphs[0]
-    reports = _rewrite(meta_graph, graph_def.Remap(options, meta_graph.graph_def.library))
+    reports = _rewrite(meta_graph, graph_def.Remap(options, meta_graph.graph_def))
     return meta_graph.graph_def, tuple(info.name for info in _outputs(meta_graph)), tuple(reports)
 
 

@@ -160,6 +160,13 @@ def backward_matches(view, rule, match):
     return tuple(found)
 
 
+def kept_tensor(view, rule, match):
+    """Returns the tensor of a stock forward pass that the fused gradient op takes, None if none."""
+    nodes = rule.kept_nodes(match.attrs, match.outputs["y"].dtype)
+    tensors = [match.nodes[node].outputs[0] for node in nodes]
+    return min(tensors, key=view.is_withheld, default=None)
+
+
 def lone_backward_matches(view, op, group):
     """Returns the backward passes at a stock gradient op whose forward pass need not be there.
 
