@@ -56,6 +56,13 @@ def test_filters_of_few_pixels_are_not_copied_whole():
     assert many > 2048 * 1024 * 4
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_filters_of_few_rows_are_read_as_they_are(rows):
+    """The sums of at most eight parts of the depth are all that is needed."""
+    taken, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, rows, 2048, 1024))
+    assert taken < 8 * rows * 1024 * 4 + 1024
+
+
 def test_large_filter_gradients_hold_their_own_sums():
     # A last panel of less than a vector would be written beyond its end.
     _, in_place = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 8, 2048, 1024))

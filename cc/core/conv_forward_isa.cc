@@ -1,4 +1,4 @@
-#include "cc/core/correlate.h"
+#include "cc/core/few_rows.h"
 #include "cc/core/storage.h"
 
 namespace tfo::TFO_ISA {
@@ -13,21 +13,21 @@ bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
   ForwardTaps(s, &taps);
   // Filters are packed with all their taps.
   const bool is_packed = taps.count == s.kernel_h * s.kernel_w;
-  return Correlate<T>(
-      {InputWindows<T>(s, args.input, taps),
-       s.out_c,
-       static_cast<const T*>(args.filters),
-       FilterMapOf(s),
-       {static_cast<T*>(args.y), static_cast<T*>(args.pre_activation),
-        static_cast<const T*>(args.bias),
-        static_cast<const T*>(args.side_input), args.activation,
-        static_cast<Accumulator<T>>(args.alpha),
-        AddressMap::Of(s.out_h, s.out_w, s.out_c, s.output_channels_first),
-        static_cast<const T*>(args.scale)},
-       nullptr,
-       is_packed ? static_cast<const Accumulator<T>*>(args.packed_filters)
-                 : nullptr},
-      parallel, scratch);
+  const Correlation<T> c = {
+      InputWindows<T>(s, args.input, taps),
+      s.out_c,
+      static_cast<const T*>(args.filters),
+      FilterMapOf(s),
+      {static_cast<T*>(args.y), static_cast<T*>(args.pre_activation),
+       static_cast<const T*>(args.bias), static_cast<const T*>(args.side_input),
+       args.activation, static_cast<Accumulator<T>>(args.alpha),
+       AddressMap::Of(s.out_h, s.out_w, s.out_c, s.output_channels_first),
+       static_cast<const T*>(args.scale)},
+      nullptr,
+      is_packed ? static_cast<const Accumulator<T>*>(args.packed_filters)
+                : nullptr};
+  return HasFewRows(c) ? CorrelateFewRows(c, parallel, scratch)
+                       : Correlate(c, parallel, scratch);
 }
 
 template <class T>
