@@ -157,6 +157,20 @@ def test_subset_of_gradients(wanted):
     assert switches == {name: letter in wanted for name, letter in named.items()}
 
 
+def test_shorter_chain_keeps_its_gradient():
+    """A sum alone is no reason to part a convolution's backward pass from its forward pass."""
+
+    def step(x, w, b, side):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w, b, side])
+            z = tf.nn.bias_add(tf.nn.conv2d(x, w, 1, "SAME"), b)
+            y = z + side
+        return z, tape.gradient(y, [x, w, b, side], output_gradients=tf.sin(y))
+
+    args = values((2, 6, 5, 3), (3, 3, 3, 4), (4,), (2, 6, 5, 4))
+    check(step, args, {"conv2d_bias": 1}, gradients=1)
+
+
 def test_two_backward_passes():
     """One of two is fused where the other's inner gradient is used elsewhere."""
 

@@ -153,9 +153,11 @@ class _Rewriter:
                 self._replace(candidate)
                 return
             self._refuse(candidate, reason)
-            for one in backward if rule.backward_alone else ():
+            # Without an activation, a shorter chain has the same gradient op.
+            if rule.backward_alone and rule.activation.name != "none":
                 kept = search.kept_tensor(self.view, rule, match)
-                self._try_backward(Candidate(rule, match, (one,), self.view, False, kept))
+                for one in backward:
+                    self._try_backward(Candidate(rule, match, (one,), self.view, False, kept))
 
     def _try_backward(self, candidate):
         """Replaces a backward pass whose forward pass stays as it is; returns whether it did."""
