@@ -48,7 +48,7 @@ class GraphView:
         self._constants = {}
         self._arrays = {}
         self._indexed = set()
-        self._removed = set()
+        self._read_by_removed = set()
         self._by_type = collections.defaultdict(list)
         self._consumers = collections.defaultdict(list)
         before = {op: _before(op) for op in graph.get_operations()}
@@ -136,8 +136,8 @@ class GraphView:
     def remove(self, ops):
         """Takes ops out of the index (not out of the graph)."""
         self._live.difference_update(ops)
-        self._removed.update(ops)
         for op in ops:
+            self._read_by_removed.update(_before(op))
             for port, tensor in enumerate(op.inputs):
                 uses = self._consumers[id(tensor)]
                 if (op, port) in uses:
@@ -179,13 +179,12 @@ class GraphView:
 
     def leftovers(self):
         """Returns the ops that nothing needs any more, consumers first."""
-        waiting = list(self._removed)
+        waiting = list(self._read_by_removed)
         while waiting:
             op = waiting.pop()
-            for before in _before(op):
-                if before in self._live and not self._is_needed(before):
-                    self._live.discard(before)
-                    waiting.append(before)
+            if op in self._live and not self._is_needed(op):
+                self._live.discard(op)
+                waiting += _before(op)
         ops = self.graph.get_operations()
         dead = [op for op in ops if op not in self._live and op.type != "Placeholder"]
         # New ops that were never used come last.

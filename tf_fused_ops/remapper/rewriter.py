@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
+import gc
 import time
 
 import tensorflow as tf
@@ -77,7 +78,8 @@ def remap_graph(
     options = options or RemapOptions()
     view = functools.partial(GraphView, identify_gradient=identify_gradient, withheld=withheld)
     rewriter = _Rewriter(graph, outputs, options, name or graph.name, view)
-    rewriter.run()
+    with _collector_paused():
+        rewriter.run()
     rewriter.report.seconds = time.perf_counter() - start
     return rewriter.outputs, rewriter.report
 
@@ -223,6 +225,22 @@ class _Rewriter:
             self._refused[name, root] = Refusal(name, nodes, reason)
             label = candidate.rule.label(candidate.match)
             log.vlog(log.NEAR_MISS, f"Not fused: {label} at {root.name}: {reason}")
+
+
+@contextlib.contextmanager
+def _collector_paused():
+    """Puts garbage collection off, and restores it however the pass ends.
+
+    Hardly anything becomes garbage, but so many objects are made that Python would look through all
+    there are: 0.4 s of the 2.2 s that the pass took in the first trace of a ResNet-152 train step.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextlib.contextmanager
