@@ -20,6 +20,7 @@ from tf_fused_ops.bench import (
 from tf_fused_ops.bench.cases import BatchNormCase, ConvCase, MatMulCase, ResNet50Case
 from tf_fused_ops.bench.contest import Timing
 from tf_fused_ops.cli import main
+from tf_fused_ops.remapper import rules
 
 ROOFS = machine.Roofs(operations=500e9, bytes=50e9)
 
@@ -188,6 +189,19 @@ def test_grid_has_no_zero_before_the_rectifier_and_no_rounding():
     assert np.abs(z).min() > 0
     single = np.tensordot(x.astype(np.float32), w[0, 0].astype(np.float32), 1) + b.astype("f4")
     np.testing.assert_array_equal(single, z)
+
+
+@pytest.mark.parametrize("mode", costs.MODES)
+@pytest.mark.parametrize("name", table.GROUPS["rules"])
+def test_rule_cases_are_fused_by_their_rule(name, mode):
+    (case,) = table.select([name], "float32").values()
+    assert case.rule() in {rule.name for rule in rules.RULES}
+    stock, ours = (tensorflow_programs.Programs(p).load(case, mode)[1] for p in ("stock", "ours"))
+    for value, expected in zip(ours, stock, strict=True):
+        near = np.abs(value - expected) <= contest.TOLERANCE["float32"] * np.sqrt(
+            np.mean(np.square(expected))
+        )
+        assert np.mean(~near) <= contest.FAR_ELEMENTS
 
 
 @pytest.mark.parametrize("peer", ["stock", "ours"])

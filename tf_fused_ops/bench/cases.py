@@ -210,6 +210,40 @@ class BatchNormCase(Case):
 
 
 @dataclasses.dataclass(frozen=True)
+class RuleCase(Case):
+    """A chain of a family of the remapper's rules, in stock code.
+
+    `shapes` are those of its inputs, `result` that of y; `macs` counts multiply-accumulates.
+    """
+
+    family: str
+    shapes: tuple
+    result: tuple
+    macs: int = 0
+    act: str = "relu"
+    dtype: str = "float32"
+
+    def rule(self):
+        """The name of the rule that fuses it."""
+        return self.family if self.act == "none" else f"{self.family}_{self.act}"
+
+    def title(self):
+        """What it is, for people."""
+        tensors = [shape for shape in self.shapes if len(shape) > 1]
+        sizes = ", ".join("x".join(map(str, shape)) for shape in tensors)
+        return f"{self.family.replace('_', ' ')}, {sizes}, {self.act.replace('_', ' ')}"
+
+    def inputs(self, seed=0):
+        """float64 arrays: the inputs, then dy. Vectors are positive, as a variance has to be."""
+        rng = np.random.default_rng(seed)
+        for shape in (*self.shapes, self.result):
+            if len(shape) == 1:
+                yield rng.uniform(0.5, 1.5, size=shape)
+            else:
+                yield rng.normal(size=shape) / np.sqrt(max(1, np.prod(shape[:-1]) / shape[0]))
+
+
+@dataclasses.dataclass(frozen=True)
 class ResNet50Case(Case):
     """Keras's ResNet50 with random weights: images of `size` squared, SGD with momentum."""
 

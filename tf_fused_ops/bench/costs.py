@@ -4,7 +4,13 @@ import functools
 import math
 from typing import NamedTuple
 
-from tf_fused_ops.bench.cases import BatchNormCase, ConvCase, MatMulCase, ResNet50Case
+from tf_fused_ops.bench.cases import (
+    BatchNormCase,
+    ConvCase,
+    MatMulCase,
+    ResNet50Case,
+    RuleCase,
+)
 
 MODES = ("forward", "step")
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -86,6 +92,12 @@ def _(case: BatchNormCase, mode):
     forward = (3 + case.side) * tensor
     backward = (5 + case.side) * tensor
     return Work(0, forward if mode == "forward" else forward + backward)
+
+
+@work.register
+def _(case: RuleCase, mode):
+    inputs = sum(map(math.prod, case.shapes))
+    return _contraction(case, mode, case.macs, inputs, 0, math.prod(case.result))
 
 
 @work.register

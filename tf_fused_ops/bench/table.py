@@ -3,7 +3,34 @@
 import dataclasses
 import fnmatch
 
-from tf_fused_ops.bench.cases import BatchNormCase, ConvCase, MatMulCase, ResNet50Case
+from tf_fused_ops.bench.cases import (
+    BatchNormCase,
+    ConvCase,
+    MatMulCase,
+    ResNet50Case,
+    RuleCase,
+)
+
+_CHANNELS = (128,)
+_IMAGES = (8, 28, 28, 128)
+_FILTERS = (3, 3, 128, 128)
+_CONV_MACS = 8 * 28 * 28 * 9 * 128 * 128
+_TOKENS = (16, 128, 256)
+_HIDDEN = (16, 128, 1024)
+_TOKEN_MACS = 16 * 128 * 256 * 1024
+
+
+def _rule(family, *shapes, result=None, **fields):
+    """A row of the group "rules"; a family with a second summand takes one more input."""
+    result = result or shapes[0]
+    more = (result,) if family.endswith("_add") else ()
+    return {f"rule_{family}": RuleCase(family, (*shapes, *more), result, **fields)}
+
+
+def _both(family, *shapes, **fields):
+    """The rows of a family and of the same with a second summand."""
+    return _rule(family, *shapes, **fields) | _rule(f"{family}_add", *shapes, **fields)
+
 
 GROUPS = {
     "contraction": {
@@ -35,6 +62,72 @@ GROUPS = {
         "matmul_skinny": MatMulCase(m=8, k=768, n=3072, act="gelu_tanh"),
         "matmul_tall": MatMulCase(m=50_000, k=100, n=17, act="gelu_erf"),
         "batch_norm_tiny": BatchNormCase((2, 7, 7), 17),
+    },
+    "rules": {
+        **_both("conv2d", _IMAGES, _FILTERS, macs=_CONV_MACS),
+        **_rule("conv2d_bias_add", _IMAGES, _FILTERS, _CHANNELS, macs=_CONV_MACS),
+        **_rule(
+            "pad_conv2d_bias",
+            _IMAGES,
+            _FILTERS,
+            _CHANNELS,
+            result=(8, 14, 14, 128),
+            macs=_CONV_MACS // 4,
+        ),
+        **_both(
+            "conv1d_bias",
+            (16, 512, 128),
+            (5, 128, 128),
+            _CHANNELS,
+            macs=16 * 512 * 5 * 128 * 128,
+        ),
+        **_rule(
+            "matmul_bias_add",
+            (2048, 256),
+            (256, 1024),
+            (1024,),
+            result=(2048, 1024),
+            macs=_TOKEN_MACS,
+        ),
+        **_both(
+            "dense_bias",
+            _TOKENS,
+            (256, 1024),
+            (1024,),
+            result=_HIDDEN,
+            macs=_TOKEN_MACS,
+            act="gelu_erf",
+        ),
+        **_rule(
+            "batch_matmul_bias",
+            _TOKENS,
+            (256, 1024),
+            (1024,),
+            result=_HIDDEN,
+            macs=_TOKEN_MACS,
+        ),
+        **_rule(
+            "einsum_bias",
+            _TOKENS,
+            (256, 8, 32),
+            (8, 32),
+            result=(16, 128, 8, 32),
+            macs=_TOKEN_MACS // 4,
+            act="none",
+        ),
+        **_rule(
+            "heads_bias",
+            _TOKENS,
+            (256, 256),
+            (8, 32),
+            result=(16, 128, 8, 32),
+            macs=_TOKEN_MACS // 4,
+            act="none",
+        ),
+        **_both("moments_batch_norm", _IMAGES, *[_CHANNELS] * 2),
+        **_both("given_batch_norm", _IMAGES, *[_CHANNELS] * 4),
+        **_both("conv2d_batch_norm", _IMAGES, _FILTERS, *[_CHANNELS] * 4, macs=_CONV_MACS),
+        **_both("conv2d_given_batch_norm", _IMAGES, _FILTERS, *[_CHANNELS] * 4, macs=_CONV_MACS),
     },
     "model": {"resnet50": ResNet50Case()},
 }

@@ -6,7 +6,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf_fused_ops.bench import grid
-from tf_fused_ops.bench.cases import EPSILON, BatchNormCase, ConvCase, MatMulCase, ResNet50Case
+from tf_fused_ops.bench.cases import (
+    EPSILON,
+    BatchNormCase,
+    ConvCase,
+    MatMulCase,
+    ResNet50Case,
+    RuleCase,
+)
 from tf_fused_ops.bench.stacks import POOL
 
 _ACTIVATIONS = {
@@ -74,6 +81,10 @@ class Programs:
         else:
             function, arguments = self.decorate(training_step(forward)), inputs
         self._check(function.get_concrete_function(*arguments), whole=True)
+        if isinstance(case, RuleCase) and self._peer == "ours":
+            fired = function.remap_reports[-1].counts()
+            if list(fired) != [case.rule()]:
+                raise NotWhatItClaims(f"fused by {', '.join(fired)}, not {case.rule()}")
         outputs = tf.nest.flatten(function(*arguments))
         return lambda: function(*arguments), [_array(output) for output in outputs]
 
@@ -136,14 +147,16 @@ class Programs:
 
 
 def training_step(forward):
-    """A function of the inputs and dy that returns y and the gradient of every input."""
+    """A function of the inputs and dy that returns y and the gradients of the inputs."""
 
     def step(*arguments):
         *inputs, dy = arguments
         with tf.GradientTape() as tape:
             tape.watch(inputs)
             y = forward(*inputs)
-        return [y, *tape.gradient(y, inputs, dy)]
+        gradients = tape.gradient(y, inputs, dy)
+        # Statistics have none.
+        return [y, *(gradient for gradient in gradients if gradient is not None)]
 
     return step
 
@@ -185,6 +198,61 @@ def _(case: BatchNormCase):
             x, scale, offset, epsilon=EPSILON, data_format=case.layout, is_training=True
         )
         return _ACTIVATIONS[case.act](y + side[0] if side else y)
+
+    return forward
+
+
+def _conv(x, filters):
+    return tf.nn.conv2d(x, filters, 1, "SAME")
+
+
+def _moments_batch_norm(x, scale, offset):
+    mean, variance = tf.nn.moments(x, [0, 1, 2])
+    return tf.nn.batch_normalization(x, mean, variance, offset, scale, EPSILON)
+
+
+def _given_batch_norm(x, scale, offset, mean, variance):
+    mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
+    return tf.nn.batch_normalization(x, mean, variance, offset, scale, EPSILON)
+
+
+def _batch_norm_inference(x, scale, offset, mean, variance):
+    mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
+    return tf.compat.v1.nn.fused_batch_norm(
+        x, scale, offset, mean, variance, EPSILON, is_training=False
+    )[0]
+
+
+# Family -> its chain without the activation, as a function of the inputs; where there is a second
+# summand it comes last.
+_FAMILIES = {
+    "conv2d": _conv,
+    "pad_conv2d_bias": lambda x, w, b: tf.nn.bias_add(
+        tf.nn.conv2d(tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]]), w, 2, "VALID"), b
+    ),
+    "conv2d_bias": lambda x, w, b: tf.nn.bias_add(_conv(x, w), b),
+    "conv1d_bias": lambda x, w, b: tf.nn.bias_add(tf.nn.conv1d(x, w, 1, "SAME"), b),
+    "matmul_bias": lambda a, w, b: tf.nn.bias_add(tf.matmul(a, w), b),
+    "dense_bias": lambda a, w, b: tf.nn.bias_add(tf.tensordot(a, w, 1), b),
+    "batch_matmul_bias": lambda a, w, b: tf.matmul(a, w) + b,
+    "einsum_bias": lambda a, w, b: tf.einsum("abc,cde->abde", a, w) + b,
+    "heads_bias": lambda a, w, b: tf.reshape(tf.matmul(a, w), [-1, a.shape[1], *b.shape]) + b,
+    "moments_batch_norm": _moments_batch_norm,
+    "given_batch_norm": _given_batch_norm,
+    "conv2d_batch_norm": lambda x, w, *vectors: _batch_norm_inference(_conv(x, w), *vectors),
+    "conv2d_given_batch_norm": lambda x, w, *vectors: _given_batch_norm(_conv(x, w), *vectors),
+}
+
+
+@_forward.register
+def _(case: RuleCase):
+    def forward(*inputs):
+        if case.family.endswith("_add"):
+            *inputs, side = inputs
+            y = _FAMILIES[case.family.removesuffix("_add")](*inputs) + side
+        else:
+            y = _FAMILIES[case.family](*inputs)
+        return _ACTIVATIONS[case.act](y)
 
     return forward
 

@@ -26,6 +26,7 @@ examples:
   python -m tf_fused_ops bench --cases "conv*" matmul_gelu_tanh --dtype bfloat16
   python -m tf_fused_ops bench --cases contraction --json times.json --picture roofline.svg
   python -m tf_fused_ops bench --cases resnet50 --peers stock,xla,ours
+  python -m tf_fused_ops bench --cases rules --peers stock,ours
   python -m tf_fused_ops bench --memory
   python -m tf_fused_ops bench --scaling --cases contraction --peers stock,ours
 """
@@ -45,9 +46,9 @@ def add_parser(subparsers):
         "--cases",
         nargs="+",
         metavar="GLOB",
-        default=[group for group in table.GROUPS if group != "model"],
+        default=[group for group in table.GROUPS if group not in ("rules", "model")],
         help=f"names, or groups ({', '.join(table.GROUPS)}); * is a wildcard "
-        "(default: all but the model)",
+        "(default: all but the rules and the model)",
     )
     parser.add_argument("--list", action="store_true", help="list the cases and end")
     parser.add_argument(
