@@ -1,11 +1,12 @@
 """The shapes and attributes on which tests and benchmarks run the ops."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 
 from tf_fused_ops.bench.cases import ALPHA as ALPHA
-from tf_fused_ops.bench.cases import BatchNormCase, ConvCase, MatMulCase
+from tf_fused_ops.bench.cases import BatchNormCase, Case, ConvCase, MatMulCase
 
 CHANNELS = (1, 3, 17, 31, 33, 64, 100)
 ACTIVATIONS = (
@@ -32,6 +33,24 @@ KINKS = {
     "leaky_relu": (0.0,),
     "hard_swish": (-3.0, 3.0),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class ActCase(Case):
+    """An activation of a tensor."""
+
+    shape: tuple = (5, 6)
+    act: str = "gelu_erf"
+    dtype: str = "float32"
+
+    def attributes(self):
+        """Keyword arguments for `act` and for `reference.act`."""
+        return {"activation": self.act, "alpha": ALPHA}
+
+    def inputs(self, seed=0):
+        """float64 arrays x, over all of the activation's range, and dy."""
+        rng = np.random.default_rng(seed)
+        return [3 * rng.normal(size=self.shape), rng.normal(size=self.shape)]
 
 
 def pairwise(factors, allowed=lambda row: True, seed=0):
@@ -125,6 +144,13 @@ def batch_norm_cases():
         "side": (False, True),
     }
     return [BatchNormCase(**row) for row in pairwise(factors)]
+
+
+def act_cases():
+    """Pairwise over shapes, activations and dtypes; one tensor fills whole tasks and more."""
+    shapes = ((0,), (1,), (7,), (3, 0, 5), (33, 31), (2, 3, 5, 7), (4096,), (3, 4099))
+    factors = {"act": ACTIVATIONS, "dtype": DTYPES, "shape": shapes}
+    return [ActCase(**row) for row in pairwise(factors)]
 
 
 def away_from_kinks(make, argument, activation, distance=0.01, attempts=2000):

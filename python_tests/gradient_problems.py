@@ -5,6 +5,7 @@ import numpy as np
 import tensorflow as tf
 from tolerances import assert_close
 
+from tf_fused_ops.ops import act as act_op
 from tf_fused_ops.ops import batch_norm_act, conv2d_bias_act, matmul_bias_act, reference
 
 CONV = cases.ConvCase(
@@ -12,14 +13,33 @@ CONV = cases.ConvCase(
 )
 MATMUL = cases.MatMulCase(lead=(2,), m=2, k=3, n=2, ta=True, side=True, dtype="float64")
 BATCH_NORM = cases.BatchNormCase(sizes=(3, 2), channels=2, side=True, dtype="float64")
-FORMS = ("conv", "conv_scale", "matmul", "batch_norm", "batch_norm_inference", "batch_norm_no_side")
+ACT = cases.ActCase(shape=(3, 5), dtype="float64")
+FORMS = (
+    "act",
+    "conv",
+    "conv_scale",
+    "matmul",
+    "batch_norm",
+    "batch_norm_inference",
+    "batch_norm_no_side",
+)
 ACTIVATIONS = [(act, cases.ALPHA) for act in cases.ACTIVATIONS] + [("leaky_relu", -cases.ALPHA)]
 
 
 def problem(form, act, alpha=cases.ALPHA, seed=0):
     """An op as a function of its float64 inputs, the same in stock ops, the inputs, and dy."""
-    case = {"conv": CONV, "conv_scale": CONV, "matmul": MATMUL}.get(form, BATCH_NORM)
+    case = {"act": ACT, "conv": CONV, "conv_scale": CONV, "matmul": MATMUL}.get(form, BATCH_NORM)
     attributes = {**case.attributes(), "activation": act, "alpha": alpha}
+    if form == "act":
+        x, dy = cases.away_from_kinks(lambda i: case.inputs(seed + i), lambda v: v[0], act)
+
+        def fused(x):
+            return act_op(x, **attributes)
+
+        def stock(x):
+            return reference.act(x, **attributes)
+
+        return fused, stock, [tf.constant(x)], tf.constant(dy)
     if form in ("conv", "conv_scale", "matmul"):
         fused_op, stock_op = {
             "conv": (conv2d_bias_act, reference.conv2d_bias_act),

@@ -13,6 +13,7 @@ FUSED = {
     "Conv2D": "TfFusedOps>Conv2DBiasAct",
     "MatMul": "TfFusedOps>MatMulBiasAct",
     "FusedBatchNormV3": "TfFusedOps>BatchNormAct",
+    "activation": "TfFusedOps>Act",
 }
 
 

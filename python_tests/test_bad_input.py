@@ -8,13 +8,14 @@ import pytest
 import tensorflow as tf
 
 from tf_fused_ops import _library
-from tf_fused_ops.ops import batch_norm_act, conv2d_bias_act, matmul_bias_act
+from tf_fused_ops.ops import act, batch_norm_act, conv2d_bias_act, matmul_bias_act
 
 ERRORS = (ValueError, tf.errors.InvalidArgumentError)
 CONV = {"x": (2, 5, 5, 3), "filters": (3, 3, 3, 4), "bias": (4,)}
 MATMUL = {"a": (2, 5, 3), "b": (3, 4), "bias": (4,)}
 BATCH_NORM = {"x": (2, 5, 3), **dict.fromkeys(("scale", "offset", "mean", "variance"), (3,))}
 OPS = {
+    "act": (act, {"x": (2, 5)}),
     "conv": (conv2d_bias_act, CONV),
     "matmul": (matmul_bias_act, MATMUL),
     "batch_norm": (batch_norm_act, BATCH_NORM),
@@ -84,6 +85,8 @@ WRONG_ATTRIBUTES = [
     *[(op, {"data_format": "NHCW"}, "data_format") for op in ("conv", "batch_norm")],
 ]
 WRONG_DTYPES = [
+    ("act", {"x": tf.int32}, "x"),
+    ("act", {"x": tf.string}, "x"),
     ("conv", {"x": tf.int32}, "x"),
     ("conv", {"x": tf.complex64}, "x"),
     ("conv", {"x": tf.string}, "x"),
@@ -154,7 +157,9 @@ def test_dtypes(op, wrong, name, graph):
 
 
 @pytest.mark.parametrize("value", [object(), "text", [[1.0], [1.0, 2.0]], None])
-@pytest.mark.parametrize(("op", "name"), [("conv", "filters"), ("matmul", "b"), ("matmul", "a")])
+@pytest.mark.parametrize(
+    ("op", "name"), [("act", "x"), ("conv", "filters"), ("matmul", "b"), ("matmul", "a")]
+)
 def test_what_does_not_convert(op, name, value):
     tensors, _ = arguments(op, {})
     with pytest.raises(ValueError, match=name):
@@ -166,6 +171,8 @@ def raw(name):
 
 
 RAW = {
+    "act": {"x": (2, 5), "activation": "mish"},
+    "act_grad": {"dy": (2, 5), "saved": (2, 5), "activation": "mish"},
     "conv2d_bias_act_grad": {
         "dy": (2, 5, 5, 4),
         "input": (2, 5, 5, 3),
@@ -198,6 +205,11 @@ RAW |= {
     "batch_norm_grad_apply": {**RAW["batch_norm_act_grad"], "sums": (3, 3)},
 }
 WRONG_RAW_CALLS = [
+    ("act", {"activation": "swoosh"}, "activation"),
+    ("act_grad", {"activation": "swoosh"}, "activation"),
+    ("act_grad", {"dy": (5, 2)}, "dy"),
+    ("act_grad", {"dy": (2, 1)}, "dy"),
+    ("act_grad", {"saved": ()}, "dy"),
     ("conv2d_bias_act_grad", {"dy": (2, 5, 5, 3)}, "dy"),
     ("conv2d_bias_act_grad", {"dy": (2, 4, 5, 4)}, "dy"),
     ("conv2d_bias_act_grad", {"dy": ()}, "dy"),

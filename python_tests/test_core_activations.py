@@ -1,4 +1,4 @@
-"""Value and slope of every activation over its whole range, through epilogue and prologue."""
+"""Value and slope of every activation over its whole range: alone, in epilogue and prologue."""
 
 import math
 
@@ -65,7 +65,14 @@ def _arguments(dtype):
     return np.concatenate([dense, small, -small, large, -large, [0.0, -3, 3, 6]]).astype(dtype)
 
 
-def _apply(name, z, dtype):
+def _alone(name, z, dtype):
+    """Value and slope by the elementwise kernels."""
+    y = _core.act_forward(z, activation=name, alpha=ALPHA)
+    saved = y if name in SLOPE_FROM_VALUE else z
+    return y, _core.act_gradient(np.ones_like(z), saved, activation=name, alpha=ALPHA)
+
+
+def _around_product(name, z, dtype):
     """Value and slope through a product with one, which leaves z as it is."""
     one = np.ones((1, 1, 1, 1), dtype)
     shape = _core.ConvShape.matmul(1, z.size, 1, 1)
@@ -79,11 +86,17 @@ def _apply(name, z, dtype):
 SLOPE_FROM_VALUE = {"relu", "relu6", "elu", "leaky_relu", "sigmoid", "tanh"}
 
 
+@pytest.fixture(params=[_alone, _around_product])
+def apply(request):
+    """A function of an activation's name, its argument and their dtype: value and slope."""
+    return request.param
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", REFERENCE)
-def test_value_and_slope(name, dtype, core_isa):
+def test_value_and_slope(name, dtype, apply, core_isa):
     z = _arguments(dtype)
-    y, slope = _apply(name, z, dtype)
+    y, slope = apply(name, z, dtype)
     value, derivative = REFERENCE[name]
     z = z.astype(np.float64)
     with np.errstate(over="ignore", under="ignore"):
@@ -96,8 +109,8 @@ def test_value_and_slope(name, dtype, core_isa):
 
 
 @pytest.mark.parametrize("name", REFERENCE)
-def test_nan_and_infinity(name):
+def test_nan_and_infinity(name, apply):
     z = np.array([np.nan, np.inf], np.float32)
-    y, _ = _apply(name, z, np.float32)
+    y, _ = apply(name, z, np.float32)
     assert np.isnan(y[0])
     assert y[1] == (1 if name in ("sigmoid", "tanh") else 6 if name == "relu6" else np.inf)

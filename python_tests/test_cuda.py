@@ -34,6 +34,7 @@ for op in ops:
 print(json.dumps(found))
 """
 OPS = [
+    *("Act", "ActGrad"),
     *("BatchNormAct", "BatchNormActGrad", "BatchNormMoments", "BatchNormApply"),
     *("BatchNormGradSums", "BatchNormGradApply"),
     *("Conv2DBiasAct", "Conv2DBiasActGrad", "MatMulBiasAct", "MatMulBiasActGrad"),

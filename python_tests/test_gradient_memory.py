@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_fused_ops.ops import batch_norm_act, conv2d_bias_act, matmul_bias_act
+from tf_fused_ops.ops import act, batch_norm_act, conv2d_bias_act, matmul_bias_act
 
 
 def saved_tensors(function, *inputs):
@@ -27,6 +27,13 @@ def test_a_conv_bias_relu_keeps_x_w_y_and_nothing_else():
     assert len(kept) == 3
     for expected in (x, w, y):
         assert any(k.shape == expected.shape and np.all(k == expected) for k in kept)
+
+
+@pytest.mark.parametrize("name", ["silu", "hard_swish", "mish", "gelu_tanh", "gelu_erf"])
+def test_an_activation_keeps_x_and_nothing_else(name):
+    x = tf.constant(np.random.default_rng(0).normal(size=(3, 5)))
+    (kept,) = saved_tensors(lambda x: act(x, name), x)
+    np.testing.assert_array_equal(kept, x)
 
 
 def test_what_batch_norm_keeps():

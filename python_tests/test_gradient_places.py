@@ -10,6 +10,8 @@ from tf_fused_ops.ops import activations, matmul_bias_act
 # Where gradients are taken. "silu" needs the pre-activation, which the op keeps only on request;
 # batch norm + side input + relu needs the mask in the same way.
 PLACES = [
+    ("act", "relu"),
+    ("act", "silu"),
     ("conv", "relu"),
     ("conv", "silu"),
     ("matmul", "silu"),

@@ -129,6 +129,8 @@ def mirror(x, paddings):
 
 
 PAD, CONV = "pad_conv2d_bias_relu", {"conv2d_bias_relu": 1}
+# The activation goes alone.
+GELU = {"act_gelu_erf": 1}
 NEGATIVE = {
     "pad_twice": (padded(SPATIAL, "SAME"), IMAGE, CONV, PAD, "pads again"),
     "pad_is_read_twice": (two_readers, IMAGE, {"conv2d_bias_relu": 2}, PAD, "also used by"),
@@ -146,7 +148,7 @@ NEGATIVE = {
     "conv1d_grouped": (
         conv1d(),
         [(2, 7, 6), *SIGNAL[1:]],
-        {},
+        {"act_silu": 1},
         "conv1d_bias_silu",
         "grouped convolution",
     ),
@@ -161,53 +163,53 @@ NEGATIVE = {
     "einsum_over_the_first_dimension": (
         einsum("kab,kn->abn"),
         [(7, 2, 3), *ROWS[1:]],
-        {},
+        GELU,
         "einsum",
         None,
     ),
     "einsum_of_shared_letters": (
         einsum("abc,cb->ab"),
         [ROWS[0], (7, 3), (3,)],
-        {},
+        GELU,
         "einsum",
         None,
     ),
     "einsum_onto_heads_in_another_order": (
         einsum_sum("abc,cde->abed"),
         [ROWS[0], (7, 2, 5), (5, 2)],
-        {},
+        GELU,
         "einsum",
         None,
     ),
     "einsum_and_the_bias_of_one_head": (
         einsum("abc,cde->abde"),
         [ROWS[0], (7, 2, 5), (5,)],
-        {},
+        GELU,
         "einsum",
         None,
     ),
     "einsum_and_broadcast_bias": (
         einsum_sum("abc,cde->abde"),
         [ROWS[0], (7, 2, 5), (1, 5)],
-        {},
+        GELU,
         "einsum_bias_gelu_erf",
         "may not be a bias",
     ),
     "heads_across_rows": (
         heads([2, 7, 3, 5]),
         [ROWS[0], (7, 35), (3, 5)],
-        {},
+        GELU,
         "heads_bias_gelu_erf",
         "mixes the 35 columns",
     ),
     "heads_and_broadcast_bias": (
         heads([-1, 3, 2, 5]),
         [ROWS[0], (7, 10), (2, 1)],
-        {},
+        GELU,
         "heads_bias_gelu_erf",
         "may not be a bias",
     ),
-    "einsum_transposed": (einsum("abc,dc->abd"), [ROWS[0], (5, 7), (5,)], {}, "einsum", None),
+    "einsum_transposed": (einsum("abc,dc->abd"), [ROWS[0], (5, 7), (5,)], GELU, "einsum", None),
     "conv_used_without_activation": (
         lambda x, w, b: (lambda z: (tf.nn.relu(z), tf.exp(z)))(tf.nn.conv2d(x, w, 1, "SAME")),
         IMAGE,

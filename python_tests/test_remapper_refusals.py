@@ -194,7 +194,7 @@ CASES = [
         MATMUL,
         "matmul_bias_gelu_tanh",
         "BiasAdd:0 is also used by Sin",
-        {"matmul_bias": 1},
+        {"matmul_bias": 1, "act_gelu_tanh": 1},
     ),
     Case(
         "gelu_other_cubic",
@@ -515,7 +515,7 @@ def test_interior_used_by_unmatched_gradient():
         slope = tf.sigmoid(z) * (1.0 + z)
         return y, tf.matmul(x, y * slope, transpose_a=True)
 
-    compiled = check(step, values(*MATMUL), {"matmul_bias": 1})
+    compiled = check(step, values(*MATMUL), {"matmul_bias": 1, "act_silu": 1})
     assert "also used by" in reasons(compiled)["matmul_bias_silu"]
 
 

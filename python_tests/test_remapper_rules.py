@@ -16,6 +16,7 @@ BATCH_NORM = [(4, 5, 3, 6), (6,), (6,), (6,), (6,)]
 CONV_NORM = [*CONV, (4,), (4,), (4,), (4,)]
 CONV1D = [(2, 6, 3), (3, 3, 4), (4,)]
 SHAPES = {
+    "act": [(6, 7)],
     "conv2d": CONV[:2],
     "conv2d_add": [*CONV[:2], (2, 6, 5, 4)],
     "pad_conv2d_bias": CONV,
@@ -51,12 +52,12 @@ VARIANTS = {
     "given_batch_norm": DECOMPOSED,
     "conv2d_given_batch_norm": DECOMPOSED,
 }
-# Every spelling of every activation is tried after one chain; the others take the first.
-ALL_SPELLINGS = "matmul_bias"
+# Every spelling of every activation is tried alone and after one chain; the others take the first.
+ALL_SPELLINGS = ("act", "matmul_bias")
 ROWS = [
     rule
     for rule in rules.RULES
-    if rule.family == ALL_SPELLINGS or rule.spelling is rule.activation.spellings[0]
+    if rule.family in ALL_SPELLINGS or rule.spelling is rule.activation.spellings[0]
 ]
 BATCHED = {"x", "input", "a", "side_input"}
 

@@ -249,7 +249,8 @@ def test_custom_gradients_survive(captured, tmp_path):
     args = values((6, 7), (7, 5), (5,))
     source = save(tmp_path / "stock", fn, *[a.shape for a in args])
     report = Report.of_all(convert(source, tmp_path / "fused"))
-    assert report.counts() == {"matmul_bias_relu" if captured == "result" else "matmul_bias": 1}
+    product = "matmul_bias_relu" if captured == "result" else "matmul_bias"
+    assert report.counts() == {product: 1, "act_silu": 1}
     convert(tmp_path / "fused", tmp_path / "portable", to_stock=True)
     slopes = []
     for name in ("stock", "fused", "portable"):
@@ -297,7 +298,28 @@ def test_graph_of_tensorflow_1(tmp_path):
     assert_same(found, [found[0]] * 6)
 
 
+@pytest.mark.parametrize("activation", [tf.nn.silu, tf.nn.gelu])
+def test_activation_alone(activation, tmp_path):
+    """SiLU has a custom gradient, which is saved as a function."""
+    (x,) = values((6, 7))
+    source = save(tmp_path / "stock", lambda x: activation(tf.sin(x)), x.shape)
+    convert(source, tmp_path / "fused")
+    convert(tmp_path / "fused", tmp_path / "portable", to_stock=True)
+    assert fused_ops(tmp_path / "fused") == {"Act": 1}
+    assert fused_ops(tmp_path / "portable") == {}
+    found = []
+    for name in ("stock", "fused", "portable"):
+        model = tf.saved_model.load(str(tmp_path / name))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = model.fn(x)
+        found.append([y, tape.gradient(y, x)])
+    assert_same(found[1:], [found[0]] * 2)
+
+
 FORWARD_OPS = {
+    "act": lambda x, w, b, side: tfo.act(x, approximate=True),
+    "act_slope_from_value": lambda x, w, b, side: tfo.act(x, "leaky_relu", alpha=0.3),
     "conv": lambda x, w, b, side: tfo.conv2d_bias_act(
         x, w, b, padding=[[0, 0], [1, 2], [0, 3], [0, 0]], dilations=2, activation="mish"
     ),

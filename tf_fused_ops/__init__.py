@@ -12,6 +12,7 @@ from tf_fused_ops._version import __version__
 from tf_fused_ops.accelerate import accelerate
 from tf_fused_ops.function import function
 from tf_fused_ops.ops import (
+    act,
     batch_norm_act,
     conv2d_bias_act,
     matmul_bias_act,
@@ -26,6 +27,7 @@ __all__ = [
     "RemapOptions",
     "__version__",
     "accelerate",
+    "act",
     "batch_norm_act",
     "conv2d_bias_act",
     "distribute",

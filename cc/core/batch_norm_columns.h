@@ -106,22 +106,13 @@ TFO_INLINE void ForDenseRows(const BatchNormPlan& plan, const Columns<A>& all,
   }
 }
 
-// Outputs from this size on are stored past the caches. It is less than for
-// products, as there is no arithmetic to hide the stores behind (measured at 13
-// MB beside a cache of 32: 0.7 of the time, 0.85 together with a reader right
-// after; at 6 MB the reader loses as much as the writer gains).
-constexpr int64_t kStreamedElementwise = kStreamedBytes / 2;
-
-// Whether to store an output past the caches: it is too large for them, not in
-// them already as one of the inputs, and made of aligned vectors.
+// Whether to store an output past the caches: rows, too, must be made of
+// aligned vectors.
 template <class T>
 bool Streams(const BatchNormPlan& plan, const void* output, const void* input,
              const void* other) {
   const int64_t period = plan.planes ? plan.inner : plan.width;
-  return plan.elements * static_cast<int64_t>(sizeof(T)) >=
-             kStreamedElementwise &&
-         output != input && output != other && period % 16 == 0 &&
-         reinterpret_cast<std::uintptr_t>(output) % 64 == 0;
+  return period % 16 == 0 && Streams<T>(plan.elements, output, input, other);
 }
 
 template <class A>

@@ -6,9 +6,8 @@
 #include <cstdint>
 
 #include "cc/core/batch_norm_plan.h"
+#include "cc/core/elementwise.h"
 #include "cc/core/parallel.h"
-#include "cc/core/simd.h"
-#include "cc/core/storage.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -16,8 +15,6 @@ namespace {
 using std::int64_t;
 
 constexpr int64_t kStackLanes = PaddedLanes(kMaxTileLanes);
-
-TFO_INLINE int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 template <class A>
 TFO_INLINE void Fill(A* to, int64_t n, A value) {

@@ -10,8 +10,7 @@
 #include <type_traits>
 
 #include "cc/core/batch_norm_mask.h"
-#include "cc/core/simd.h"
-#include "cc/core/streaming.h"
+#include "cc/core/elementwise.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -37,66 +36,6 @@ struct Columns {
 
 // Where the activation's slope comes from.
 enum class SlopeKind { kOne, kRelu, kMask, kBuffer };
-
-template <bool P>
-struct Partial {
-  static constexpr bool value = P;
-};
-
-// How far ahead of a load its tensor is fetched: the hardware's own prefetchers
-// stop at the end of a small page.
-constexpr int64_t kAheadBytes = 8192;
-
-template <class T>
-TFO_INLINE void FetchAhead(const T* from) {
-  __builtin_prefetch(reinterpret_cast<const char*>(from) + kAheadBytes);
-}
-
-// Calls step(column, Partial<P>, n): whole vectors, then the n columns that
-// remain.
-template <class A, class Step>
-TFO_INLINE void ForColumns(int64_t width, const Step& step) {
-  int64_t j = 0;
-  for (; j + kLanes<A> <= width; j += kLanes<A>)
-    step(j, Partial<false>{}, kLanes<A>);
-  if (j < width) step(j, Partial<true>{}, static_cast<int>(width - j));
-}
-
-template <bool P, class T>
-TFO_INLINE Vec<Accumulator<T>> LoadColumns(const T* from, int n) {
-  if constexpr (P) {
-    return LoadAsPartial(from, n);
-  } else {
-    return LoadAs(from);
-  }
-}
-
-template <bool P, class T>
-TFO_INLINE void StoreColumns(T* to, Vec<Accumulator<T>> v, int n) {
-  if constexpr (P) {
-    StoreAsPartial(to, v, n);
-  } else {
-    StoreAs(to, v);
-  }
-}
-
-// An output tensor. `stream`: its whole vectors bypass the caches.
-template <class T>
-struct Output {
-  T* data;
-  bool stream;
-
-  Output At(int64_t element) const { return {data + element, stream}; }
-
-  template <bool kPartial>
-  TFO_INLINE void Store(int64_t element, Vec<Accumulator<T>> v, int n) const {
-    if (!kPartial && stream) {
-      StoreStreaming(data + element, v);
-    } else {
-      StoreColumns<kPartial>(data + element, v, n);
-    }
-  }
-};
 
 // Rows are taken one after the other: the streams that an order by columns
 // makes of several rows are too short for the hardware's prefetchers (measured:

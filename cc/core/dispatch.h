@@ -2,6 +2,7 @@
 #ifndef TFO_CC_CORE_DISPATCH_H_
 #define TFO_CC_CORE_DISPATCH_H_
 
+#include "cc/core/act.h"
 #include "cc/core/batch_norm.h"
 #include "cc/core/conv.h"
 #include "cc/core/peak.h"
@@ -18,6 +19,8 @@ struct Kernels {
   BatchNormApplyFunction* batch_norm_apply;
   BatchNormGradientSumsFunction* batch_norm_gradient_sums;
   BatchNormGradientApplyFunction* batch_norm_gradient_apply;
+  ActForwardFunction* act_forward;
+  ActGradientFunction* act_gradient;
   MultiplyAddFunction* multiply_add;
   CopyFunction* copy;
 };

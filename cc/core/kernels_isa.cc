@@ -14,6 +14,8 @@ BatchNormMomentsFunction BatchNormMoments;
 BatchNormApplyFunction BatchNormApply;
 BatchNormGradientSumsFunction BatchNormGradientSums;
 BatchNormGradientApplyFunction BatchNormGradientApply;
+ActForwardFunction ActForward;
+ActGradientFunction ActGradient;
 MultiplyAddFunction MultiplyAdd;
 CopyFunction Copy;
 
@@ -27,6 +29,8 @@ const Kernels kKernels = {TFO_STRING(TFO_ISA),
                           &BatchNormApply,
                           &BatchNormGradientSums,
                           &BatchNormGradientApply,
+                          &ActForward,
+                          &ActGradient,
                           &MultiplyAdd,
                           &Copy};
 

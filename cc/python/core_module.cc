@@ -5,6 +5,7 @@
 
 namespace tfo::python {
 
+void BindAct(py::module_& m);
 void BindBatchNorm(py::module_& m);
 void BindConv(py::module_& m);
 void BindPeak(py::module_& m);
@@ -37,6 +38,7 @@ PYBIND11_MODULE(_core, m) {
         return names;
       },
       "The instruction sets that this processor can run, best last.");
+  tfo::python::BindAct(m);
   tfo::python::BindBatchNorm(m);
   tfo::python::BindConv(m);
   tfo::python::BindPeak(m);

@@ -128,6 +128,7 @@ GROUPS = {
         **_both("given_batch_norm", _IMAGES, *[_CHANNELS] * 4),
         **_both("conv2d_batch_norm", _IMAGES, _FILTERS, *[_CHANNELS] * 4, macs=_CONV_MACS),
         **_both("conv2d_given_batch_norm", _IMAGES, _FILTERS, *[_CHANNELS] * 4, macs=_CONV_MACS),
+        **_rule("act", (8192, 3072), act="gelu_erf"),
     },
     "model": {"resnet50": ResNet50Case()},
 }

@@ -226,6 +226,7 @@ def _batch_norm_inference(x, scale, offset, mean, variance):
 # Family -> its chain without the activation, as a function of the inputs; where there is a second
 # summand it comes last.
 _FAMILIES = {
+    "act": lambda x: x,
     "conv2d": _conv,
     "pad_conv2d_bias": lambda x, w, b: tf.nn.bias_add(
         tf.nn.conv2d(tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]]), w, 2, "VALID"), b

@@ -2,7 +2,8 @@
 
 from tf_fused_ops.ops.batch_norm import batch_norm_act
 from tf_fused_ops.ops.conv import conv2d_bias_act
+from tf_fused_ops.ops.elementwise import act
 from tf_fused_ops.ops.matmul import matmul_bias_act
 from tf_fused_ops.ops.sync_batch_norm import sync_batch_norm_act
 
-__all__ = ["batch_norm_act", "conv2d_bias_act", "matmul_bias_act", "sync_batch_norm_act"]
+__all__ = ["act", "batch_norm_act", "conv2d_bias_act", "matmul_bias_act", "sync_batch_norm_act"]

@@ -19,15 +19,35 @@ def _bias_act(z, bias, side_input, activation, alpha):
         z = z + bias
     if side_input is not None:
         z = z + side_input
-    return activate(z, activation, alpha)
+    return act(z, activation, alpha)
 
 
-def activate(z, activation, alpha):
-    """activation(z), for the half precision types computed in float32."""
-    return tf.cast(activations.STOCK[activation](_wide(z), alpha), z.dtype)
+def act(x, activation, alpha):
+    """activation(x), for the half precision types computed in float32.
+
+    Args:
+        x: A tensor of any shape.
+        activation: A name of `activations.STOCK`.
+        alpha: leaky_relu's slope below zero.
+
+    Returns:
+        A tensor of x's shape and dtype.
+    """
+    return tf.cast(activations.STOCK[activation](_wide(x), alpha), x.dtype)
 
 
-def _activation_gradient(dy, saved, activation, alpha):
+def act_grad(dy, saved, activation, alpha):
+    """The gradient of `act`.
+
+    Args:
+        dy: The gradient of the output.
+        saved: The output where its slope can be read off it, otherwise x; None will do for "none".
+        activation: As in the forward function; so is alpha.
+        alpha: As in the forward function.
+
+    Returns:
+        The gradient of x.
+    """
     saved = None if saved is None else _wide(saved)
     return tf.cast(activations.gradient(activation, _wide(dy), saved, alpha), dy.dtype)
 
@@ -114,7 +134,7 @@ def conv2d_bias_act_grad(
     Returns:
         The gradients of x, filters, bias, side_input.
     """
-    dz = _activation_gradient(dy, saved, activation, alpha)
+    dz = act_grad(dy, saved, activation, alpha)
 
     def conv2d(x, filters):
         return [_conv2d(x, filters, strides, padding, data_format, dilations)]
@@ -171,7 +191,7 @@ def matmul_bias_act_grad(dy, a, b, saved, *, transpose_a, transpose_b, activatio
     Returns:
         The gradients of a, b, bias, side_input.
     """
-    dz = _activation_gradient(dy, saved, activation, alpha)
+    dz = act_grad(dy, saved, activation, alpha)
     da, db = _autodiff.pull_back(
         lambda a, b: [_matmul(a, b, transpose_a, transpose_b)], [a, b], [dz]
     )

@@ -177,14 +177,18 @@ class GraphView:
                 stack += _before(op)
         return False
 
-    def leftovers(self):
-        """Returns the ops that nothing needs any more, consumers first."""
+    def bury(self):
+        """Lets those ops be dead that nothing needs any more."""
         waiting = list(self._read_by_removed)
         while waiting:
             op = waiting.pop()
             if op in self._live and not self._is_needed(op):
                 self._live.discard(op)
                 waiting += _before(op)
+
+    def leftovers(self):
+        """Returns the ops that nothing needs any more, consumers first."""
+        self.bury()
         ops = self.graph.get_operations()
         dead = [op for op in ops if op not in self._live and op.type != "Placeholder"]
         # New ops that were never used come last.

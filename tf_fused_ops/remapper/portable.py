@@ -66,7 +66,7 @@ def _contraction(function, names):
             z = _add_bias(z, bias, attributes.get("data_format", "NHWC"))
         if side_input is not None:
             z = z + side_input
-        y = reference.activate(z, **_attributes(op, _ACTIVATION))
+        y = reference.act(z, **_attributes(op, _ACTIVATION))
         return [y, z if op.get_attr("save_pre_activation") else tf.zeros([0], z.dtype)]
 
     return stock
@@ -130,7 +130,7 @@ def _batch_norm_inference(op, side_input):
     z = tf.nn.batch_normalization(tf.cast(x, scale.dtype), *vectors, epsilon)
     if side_input is not None:
         z += tf.cast(side_input, z.dtype)
-    y = tf.cast(reference.activate(z, **_attributes(op, _ACTIVATION)), x.dtype)
+    y = tf.cast(reference.act(z, **_attributes(op, _ACTIVATION)), x.dtype)
     return [y, mean, variance, mean, tf.math.rsqrt(variance + epsilon)]
 
 
@@ -161,7 +161,17 @@ def _batch_norm_grad(function, num_operands, names=("data_format",)):
     return stock
 
 
+def _act(op):
+    return [reference.act(op.inputs[0], **_attributes(op, _ACTIVATION))]
+
+
+def _act_grad(op):
+    return [reference.act_grad(*op.inputs, **_attributes(op, _ACTIVATION))]
+
+
 _STOCK = {
+    "TfFusedOps>Act": _act,
+    "TfFusedOps>ActGrad": _act_grad,
     "TfFusedOps>Conv2DBiasAct": _contraction(reference.conv2d_bias_act, _CONV),
     "TfFusedOps>Conv2DBiasActGrad": _contraction_grad(reference.conv2d_bias_act_grad, _CONV),
     "TfFusedOps>MatMulBiasAct": _contraction(reference.matmul_bias_act, _MATMUL),

@@ -93,29 +93,34 @@ class _Rewriter:
         self.report = Report(name)
         self._options = options
         self._make_view = make_view
-        self._anchors = rules.by_anchor(options.rules).keys()
         self._gradient_ops = rules.by_gradient_op(options.rules)
         self._groups = {}
         self._refused = {}
 
     def run(self):
-        """Sweeps until nothing changes."""
-        begins = self._anchors | self._gradient_ops.keys()
+        """Sweeps until nothing changes, then so with the rules that come last."""
+        begins = self._gradient_ops.keys() | self._anchors(False) | self._anchors(True)
         if not any(op.type in begins for op in self.graph.get_operations()):
             return
         self.view = self._make_view(self.graph, self.outputs)
         with outside(self.graph):
             while self._sweep() or self._sweep_backward():
                 pass
+            self.view.bury()
+            while self._sweep(last=True):
+                pass
         self.report.refused = list(self._refused.values())
         if self.report.fused:
             hiding.hide(self.graph, self.view.leftovers())
 
-    def _sweep(self):
+    def _anchors(self, last):
+        return rules.by_anchor(self._options.rules, last).keys()
+
+    def _sweep(self, last=False):
         """Tries every anchor once; returns whether anything was replaced."""
         before = len(self.report.fused)
-        for anchor in self._upwards(self._anchors):
-            self._try_rules(anchor)
+        for anchor in self._upwards(self._anchors(last)):
+            self._try_rules(anchor, last)
         return len(self.report.fused) > before
 
     def _sweep_backward(self):
@@ -136,10 +141,10 @@ class _Rewriter:
             if self.view.is_live(op):
                 yield op
 
-    def _try_rules(self, anchor):
+    def _try_rules(self, anchor, last):
         """Replaces the longest legal match at an anchor."""
         for rule, match, mismatch in search.forward_matches(
-            self.view, anchor, self._usable(anchor.type, anchor.outputs[0].dtype)
+            self.view, anchor, self._usable(anchor.type, anchor.outputs[0].dtype, last)
         ):
             if mismatch:
                 self._refuse(Candidate(rule, match, (), self.view), mismatch)
@@ -177,7 +182,8 @@ class _Rewriter:
 
     def _usable(self, *kind):
         if kind not in self._groups:
-            self._groups[kind] = search.usable_rules(self.view, *kind, self._options)
+            op_type, dtype, last = kind
+            self._groups[kind] = search.usable_rules(self.view, op_type, dtype, self._options, last)
         return self._groups[kind]
 
     def _replace(self, candidate):

@@ -68,6 +68,7 @@ class Rule(abc.ABC):
             at which backward passes without forward pass are recognized; see `backward_variants`.
         core: What the rule adds its activation or side input to; where that is not found, the rule
             need not be tried.
+        last: Whether the rule gets only what those that are not have left.
     """
 
     family: str
@@ -79,6 +80,7 @@ class Rule(abc.ABC):
     fused_ops: tuple
     backward_alone = False
     gradient_ops: ClassVar[dict] = {}
+    last = False
 
     def __init__(self, activation=spellings.NONE, spelling=None, core=None):
         self.activation = activation

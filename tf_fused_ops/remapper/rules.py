@@ -12,6 +12,7 @@ from tf_fused_ops.remapper import (
     batch_norm,
     conv_batch_norm,
     convolution,
+    elementwise,
     moments,
     product,
     spellings,
@@ -62,20 +63,25 @@ def _table():
                     yield chain(activation, spelling, cores[chain])
             elif chain not in _BARE:
                 yield cores[chain]
+    for activation in spellings.ACTIVATIONS:
+        if activation is not spellings.NONE and not activation.own_op:
+            yield from (elementwise.Act(activation, form) for form in activation.spellings)
 
 
 RULES = tuple(_table())
 
 
 @functools.lru_cache(maxsize=16)
-def by_anchor(own=()):
-    """Returns {anchor: {core: rules}} of the table and of further rules.
+def by_anchor(own=(), last=False):
+    """Returns {anchor: {core: rules}} of the table and of further rules: of those that come last,
+    or of all others.
 
     A rule that adds to no other is its own core.
     """
     table = collections.defaultdict(lambda: collections.defaultdict(list))
     for rule in (*own, *RULES):
-        table[rule.anchor][rule.core].append(rule)
+        if rule.last == last:
+            table[rule.anchor][rule.core].append(rule)
     return {anchor: dict(groups) for anchor, groups in table.items()}
 
 

@@ -39,7 +39,7 @@ class Branch:
     longer: tuple
 
 
-def usable_rules(view, op_type, dtype, options):
+def usable_rules(view, op_type, dtype, options, last=False):
     """Returns the rules that can match in a graph at an anchor, as far as the op types in it tell.
 
     Args:
@@ -47,13 +47,14 @@ def usable_rules(view, op_type, dtype, options):
         op_type: The anchor's type.
         dtype: Its output's tf.DType.
         options: RemapOptions.
+        last: Whether to return those that come last, or all others.
 
     Returns:
         A tuple of Branch, one per rule that adds to no other.
     """
     if not dtype.is_floating:
         return ()
-    groups = rules.by_anchor(options.rules)[op_type]
+    groups = rules.by_anchor(options.rules, last)[op_type]
 
     def branches(found):
         for rule in found:

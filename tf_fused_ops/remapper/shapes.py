@@ -23,6 +23,7 @@ _SAME_SHAPE = frozenset(
         "Softplus",
         "Erf",
         "AddN",
+        "TfFusedOps>Act",
     }
     | {"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "TfFusedOps>BatchNormAct"}
 )
