@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -77,11 +78,18 @@ def test_remapped_train_step(tmp_path):
 )
 def test_lost_worker(tmp_path, fault, errors):
     """The others end within the collective's timeout, and learn nothing from what they have."""
-    with job(tmp_path / "{}.npz", fault) as workers:
-        output, log = workers[0].communicate(timeout=300)
+    # About once in twenty times, TensorFlow itself crashes when a collective times out: the answer
+    # to a RecvBuf then meets the CancellationManager of a step that is over.
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        with job(folder / "{}.npz", fault) as workers:
+            output, log = workers[0].communicate(timeout=300)
+        if workers[0].returncode != -signal.SIGSEGV:
+            break
     assert workers[0].returncode == 3, log
     name, step, unchanged, seconds = output.split()
     assert name in errors
     assert (step, unchanged) == ("1", "True")
     assert float(seconds) < worker.TIMEOUT + 15
-    assert not (tmp_path / "0.npz").exists()
+    assert not (folder / "0.npz").exists()
