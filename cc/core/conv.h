@@ -81,9 +81,11 @@ using ConvGradientFunction = bool(const ConvGradientArgs&, const Parallel&,
                                   const Scratch&);
 
 // For filters that meet many inputs: the bytes that they take in the order in
-// which the engine reads them, and how they get there. Both depend on the
-// instruction set, on the types and on the filters' shape, not on the input's.
-using ConvPackedBytesFunction = std::int64_t(DType, const ConvShape&);
+// which the engine reads them, 0 if it does not for this shape, and how they
+// get there. That order depends on the instruction set, on the types and on the
+// filters' shape, not on the input's.
+using ConvPackedBytesFunction = std::int64_t(DType, const ConvShape&,
+                                             const Scratch&);
 using ConvPackFiltersFunction = bool(DType, const ConvShape&,
                                      const void* filters, const Parallel&,
                                      const Scratch&, void* packed);

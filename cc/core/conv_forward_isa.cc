@@ -4,6 +4,11 @@
 namespace tfo::TFO_ISA {
 namespace {
 
+// Filters are packed with all their taps; few rows read them as they are.
+bool ReadsPacked(const ConvShape& s, const TapList& taps) {
+  return taps.count == s.kernel_h * s.kernel_w && !HasFewRows(s, taps);
+}
+
 template <class T>
 bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
              const Scratch& scratch) {
@@ -11,8 +16,7 @@ bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
   TapList taps{scratch.Allocate<Tap>(s.kernel_h * s.kernel_w)};
   if (taps.taps == nullptr) return false;
   ForwardTaps(s, &taps);
-  // Filters are packed with all their taps.
-  const bool is_packed = taps.count == s.kernel_h * s.kernel_w;
+  const bool reads_packed = ReadsPacked(s, taps);
   const Correlation<T> c = {
       InputWindows<T>(s, args.input, taps),
       s.out_c,
@@ -24,15 +28,20 @@ bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
        AddressMap::Of(s.out_h, s.out_w, s.out_c, s.output_channels_first),
        static_cast<const T*>(args.scale)},
       nullptr,
-      is_packed ? static_cast<const Accumulator<T>*>(args.packed_filters)
-                : nullptr};
-  return HasFewRows(c) ? CorrelateFewRows(c, parallel, scratch)
-                       : Correlate(c, parallel, scratch);
+      reads_packed ? static_cast<const Accumulator<T>*>(args.packed_filters)
+                   : nullptr};
+  return HasFewRows(s, taps) ? CorrelateFewRows(c, parallel, scratch)
+                             : Correlate(c, parallel, scratch);
 }
 
 template <class T>
-std::int64_t PackedBytes(const ConvShape& s) {
+std::int64_t PackedBytes(const ConvShape& shape, const Scratch& scratch) {
   using A = Accumulator<T>;
+  const ConvShape s = Flatten(shape);
+  TapList taps{scratch.Allocate<Tap>(s.kernel_h * s.kernel_w)};
+  if (taps.taps == nullptr) return 0;
+  ForwardTaps(s, &taps);
+  if (!ReadsPacked(s, taps)) return 0;
   const std::int64_t rows = s.kernel_h * s.kernel_w * s.in_c, size = sizeof(A);
   return NumPanels<A>(s.out_c) * kTileColumns<A> * rows * size;
 }
@@ -50,9 +59,10 @@ bool Pack(const ConvShape& s, const void* filters, const Parallel& parallel,
 
 }  // namespace
 
-std::int64_t ConvPackedBytes(DType dtype, const ConvShape& shape) {
+std::int64_t ConvPackedBytes(DType dtype, const ConvShape& shape,
+                             const Scratch& scratch) {
   return WithStorage(dtype, [&](auto storage) {
-    return PackedBytes<typename decltype(storage)::type>(shape);
+    return PackedBytes<typename decltype(storage)::type>(shape, scratch);
   });
 }
 

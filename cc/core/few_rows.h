@@ -20,13 +20,11 @@ constexpr std::int64_t kChunkElements = 1 << 17;
 // Parts of the depth, whose sums are added in their order.
 constexpr std::int64_t kMostParts = 8;
 
-template <class T>
-TFO_INLINE bool HasFewRows(const Correlation<T>& c) {
-  const Windows<T>& x = c.x;
-  return x.batch * x.grid_h == 1 && x.grid_w >= 1 && x.grid_w <= kFewRows &&
-         x.taps.count == 1 && x.taps.min_h == 0 && x.taps.min_w == 0 &&
-         x.stride_w == 1 && c.packed == nullptr && c.out_channels > 0 &&
-         c.filter_map.column == 1;
+// Whether a convolution, flattened and with these taps, is such a product.
+TFO_INLINE bool HasFewRows(const ConvShape& s, const TapList& taps) {
+  return s.batch * s.out_h == 1 && s.out_w >= 1 && s.out_w <= kFewRows &&
+         taps.count == 1 && taps.min_h == 0 && taps.min_w == 0 &&
+         s.stride_w == 1 && s.out_c > 0 && !s.filters_transposed;
 }
 
 // Adds kCount rows of filters, `b` and those behind it, times their elements of

@@ -20,7 +20,7 @@ class CpuEngine {
     std::shared_ptr<const KeptFilters::Packed> kept;
     if (constant != nullptr) {
       TF_RETURN_IF_ERROR(filters_.Get(ctx, kernels, args, *constant, &kept));
-      args.packed_filters = kept->packed.data();
+      if (kept != nullptr) args.packed_filters = kept->packed.data();
     }
     const bool done =
         kernels.conv_forward(args, ParallelOf(ctx), scratch.scratch());

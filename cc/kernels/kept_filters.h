@@ -22,8 +22,9 @@ class KeptFilters {
     }
   };
 
-  // Packs `filters` unless they are those of the last call. Concurrent first
-  // calls pack each their own; the last of them are kept.
+  // Packs `filters` unless they are those of the last call; null if new ones
+  // are not read packed for these sizes. Concurrent first calls pack each their
+  // own; the last of them are kept.
   absl::Status Get(tensorflow::OpKernelContext* ctx,
                    const tfo::Kernels& kernels,
                    const tfo::ConvForwardArgs& args,
@@ -36,13 +37,15 @@ class KeptFilters {
     if (*out != nullptr && (*out)->IsOf(kernels, filters)) {
       return absl::OkStatus();
     }
-    Packed made{&kernels, filters, {}};
+    out->reset();
+    ScratchOwner scratch(ctx);
     const std::int64_t bytes =
-        kernels.conv_packed_bytes(args.dtype, args.shape);
+        kernels.conv_packed_bytes(args.dtype, args.shape, scratch.scratch());
+    if (bytes == 0) return absl::OkStatus();
+    Packed made{&kernels, filters, {}};
     TF_RETURN_IF_ERROR(
         ctx->allocate_temp(tensorflow::DT_UINT8, {bytes}, &made.packed));
     AdviseHugePages(made.packed.data(), bytes);
-    ScratchOwner scratch(ctx);
     if (!kernels.conv_pack_filters(args.dtype, args.shape, filters.data(),
                                    ParallelOf(ctx), scratch.scratch(),
                                    made.packed.data())) {

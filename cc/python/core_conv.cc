@@ -45,8 +45,10 @@ class Packed {
     const DType dtype = DTypeOf("filters", filters);
     Threads threads(num_threads);
     Memory temporary;
-    data_ = memory_.scratch().Allocate<char>(
-        kernels.conv_packed_bytes(dtype, shape));
+    const std::int64_t bytes =
+        kernels.conv_packed_bytes(dtype, shape, temporary.scratch());
+    if (bytes == 0) return;
+    data_ = memory_.scratch().Allocate<char>(bytes);
     if (data_ == nullptr ||
         !kernels.conv_pack_filters(dtype, shape, filters.data(),
                                    threads.parallel(), temporary.scratch(),
