@@ -57,7 +57,7 @@ class Rule(abc.ABC):
     Attributes:
         family: First part of the name.
         anchor: The op type at which matching begins.
-        operands: Operand name -> the ranks it may have.
+        operands: Operand name -> the ranks it may have; none for any, known or not.
         differentiable: Operands that may have a gradient.
         captured: {op type: {attribute: default}}: attributes that a match may have any value of.
         keyed: Captured attributes of the anchor that other nodes of the chain depend on: one
