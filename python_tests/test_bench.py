@@ -17,7 +17,7 @@ from tf_fused_ops.bench import (
     table,
     tensorflow_programs,
 )
-from tf_fused_ops.bench.cases import BatchNormCase, ConvCase, MatMulCase, ResNet50Case
+from tf_fused_ops.bench.cases import MODES, BatchNormCase, ConvCase, MatMulCase, ResNet50Case
 from tf_fused_ops.bench.contest import Timing
 from tf_fused_ops.cli import main
 from tf_fused_ops.remapper import rules
@@ -36,9 +36,7 @@ def test_quick_run(tmp_path, capsys):
     assert measured["settings"]["threads"] == machine.cores()
     assert measured["machine"]["instruction set"] == _core.isa()
     assert {(case["name"], case["mode"]) for case in measured["cases"]} == {
-        (name, mode)
-        for name in ("conv_tiny", "matmul_tiny", "batch_norm_tiny")
-        for mode in costs.MODES
+        (name, mode) for name in ("conv_tiny", "matmul_tiny", "batch_norm_tiny") for mode in MODES
     }
     for case in measured["cases"]:
         times = {peer: values["ms"] for peer, values in case["peers"].items()}
@@ -59,7 +57,7 @@ def test_scaling(tmp_path, capsys):
     assert main(["bench", *arguments, "--threads", "2", "--json", str(path)]) == 0
     assert "forward, 1 to 2 threads" in capsys.readouterr().out
     forward, step = json.loads(path.read_text())["scaling"]
-    assert (forward["mode"], step["mode"]) == costs.MODES
+    assert (forward["mode"], step["mode"]) == MODES
     one, two = step["peers"]["ours"]["ms"]
     assert step["peers"]["ours"]["speedup"] == pytest.approx(one / two)
 
@@ -191,11 +189,24 @@ def test_grid_has_no_zero_before_the_rectifier_and_no_rounding():
     np.testing.assert_array_equal(single, z)
 
 
-@pytest.mark.parametrize("mode", costs.MODES)
-@pytest.mark.parametrize("name", table.GROUPS["rules"])
+def test_every_family_of_rules_has_a_case():
+    """Also the backward pass alone of those that have it, and every activation on its own."""
+    cases = [case for case in table.CASES.values() if not isinstance(case, ResNet50Case)]
+    alone = {case.family for case in cases if case.modes == ("step",)}
+    assert alone == {rule.family for rule in rules.RULES if rule.backward_alone}
+    forward = [case for case in cases if case.modes == MODES]
+    assert {case.family for case in forward} == {rule.family for rule in rules.RULES}
+    names = {rule.name for rule in rules.RULES if rule.family == "act"}
+    assert names <= {case.rule() for case in forward}
+
+
+RULE_CASES = [(name, mode) for name, case in table.GROUPS["rules"].items() for mode in case.modes]
+
+
+@pytest.mark.parametrize(("name", "mode"), RULE_CASES)
 def test_rule_cases_are_fused_by_their_rule(name, mode):
     (case,) = table.select([name], "float32").values()
-    assert case.rule() in {rule.name for rule in rules.RULES}
+    assert case.rule().removesuffix("_grad") in {rule.name for rule in rules.RULES}
     stock, ours = (tensorflow_programs.Programs(p).load(case, mode)[1] for p in ("stock", "ours"))
     for value, expected in zip(ours, stock, strict=True):
         near = np.abs(value - expected) <= contest.TOLERANCE["float32"] * np.sqrt(

@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 
+MODES = ("forward", "step")
 # A value that float32 holds exactly: the attribute is a float.
 ALPHA = 0.25
 # Likewise; batch norm's, added to the variance.
@@ -22,11 +23,26 @@ def _text(value):
 
 
 class Case:
-    """A row of the table; its id names every field, so that one line reproduces a failure."""
+    """A row of the table; its id names every field, so that one line reproduces a failure.
+
+    Attributes:
+        modes: Those of `MODES` in which the benchmark times it.
+    """
+
+    modes = MODES
 
     def __str__(self):
         fields = dataclasses.asdict(self)
         return ",".join(f"{name}={_text(value)}" for name, value in fields.items())
+
+    def rule(self):
+        """The name of the remapper's rule that fuses it."""
+        return self.family if self.act == "none" else f"{self.family}_{self.act}"
+
+
+def _with_sums(family, case):
+    """The family of rules for a chain with the summands of a case."""
+    return family + "_bias" * case.bias + "_add" * case.side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +64,11 @@ class ConvCase(Case):
     act: str = "relu"
     dtype: str = "float32"
     scale: bool = False
+
+    @property
+    def family(self):
+        """The family of its rule."""
+        return _with_sums("conv2d", self)
 
     def _extent(self, i):
         return (self.kernel[i] - 1) * self.dilations[i] + 1
@@ -136,6 +157,11 @@ class MatMulCase(Case):
     act: str = "gelu_erf"
     dtype: str = "float32"
 
+    @property
+    def family(self):
+        """The family of its rule."""
+        return _with_sums("batch_matmul" if self.lead else "matmul", self)
+
     def attributes(self):
         """Keyword arguments for `matmul_bias_act` and for `reference.matmul_bias_act`."""
         return {
@@ -174,6 +200,11 @@ class BatchNormCase(Case):
     side: bool = False
     act: str = "relu"
     dtype: str = "float32"
+
+    @property
+    def family(self):
+        """The family of its rule."""
+        return "batch_norm" + "_add" * self.side
 
     def shape(self):
         """The shape of x."""
@@ -214,6 +245,7 @@ class RuleCase(Case):
     """A chain of a family of the remapper's rules, in stock code.
 
     `shapes` are those of its inputs, `result` that of y; `macs` counts multiply-accumulates.
+    `alone` says that the forward pass has to stay, so that the backward pass is fused alone.
     """
 
     family: str
@@ -221,17 +253,24 @@ class RuleCase(Case):
     result: tuple
     macs: int = 0
     act: str = "relu"
+    alone: bool = False
     dtype: str = "float32"
 
+    @property
+    def modes(self):
+        """Those of `MODES` in which anything is fused."""
+        return MODES[self.alone :]
+
     def rule(self):
-        """The name of the rule that fuses it."""
-        return self.family if self.act == "none" else f"{self.family}_{self.act}"
+        """The name of the remapper's rule that fuses it."""
+        return super().rule() + "_grad" * self.alone
 
     def title(self):
         """What it is, for people."""
         tensors = [shape for shape in self.shapes if len(shape) > 1]
         sizes = ", ".join("x".join(map(str, shape)) for shape in tensors)
-        return f"{self.family.replace('_', ' ')}, {sizes}, {self.act.replace('_', ' ')}"
+        family = f"{self.family}{'_grad' * self.alone}".replace("_", " ")
+        return f"{family}, {sizes}, {self.act.replace('_', ' ')}"
 
     def inputs(self, seed=0):
         """float64 arrays: the inputs, then dy. Vectors are positive, as a variance has to be."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tf_fused_ops.bench import costs, machine
+from tf_fused_ops.bench import cases, costs, machine
 from tf_fused_ops.bench.workers import Worker, WorkerDied, WorkerError
 
 # How far, in multiples of the root mean square, an element may be from the first peer's.
@@ -164,4 +164,4 @@ def check_equal(paths, expected, tolerance):
 
 def limits(case, roofs):
     """A dict from mode to the least seconds on a machine with these roofs."""
-    return {mode: costs.work(case, mode).limit_seconds(roofs) for mode in costs.MODES}
+    return {mode: costs.work(case, mode).limit_seconds(roofs) for mode in cases.MODES}

@@ -12,7 +12,6 @@ from tf_fused_ops.bench.cases import (
     RuleCase,
 )
 
-MODES = ("forward", "step")
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 SLOPE_FROM_VALUE = ("relu", "relu6", "elu", "leaky_relu", "sigmoid", "tanh")
 

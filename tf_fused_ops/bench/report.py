@@ -5,6 +5,7 @@ import statistics
 
 from tf_fused_ops._version import __version__
 from tf_fused_ops.bench import costs, machine, memory, table
+from tf_fused_ops.bench.cases import MODES
 from tf_fused_ops.bench.workers import PEERS
 
 OURS, STOCK = "ours", "stock"
@@ -51,7 +52,7 @@ def collect(settings, roofs, results):
         "geometric means": [
             {"group": group, "mode": mode, **_means(chosen)}
             for group in table.GROUPS
-            for mode in costs.MODES
+            for mode in MODES
             if (chosen := [c for c in cases if c["group"] == group and c["mode"] == mode])
         ],
     }

@@ -1,6 +1,5 @@
 """How much faster the peers are with more threads."""
 
-from tf_fused_ops.bench import costs
 from tf_fused_ops.bench.contest import Contest, Contestant
 
 
@@ -22,7 +21,7 @@ def run(cases, peers, threads, effort, on_step):
     results = []
     with Contest(contestants, effort) as contest:
         for name, case in cases.items():
-            for mode in costs.MODES:
+            for mode in case.modes:
                 on_step(case, mode)
                 timings = contest.run(name, case.dtype, mode)
                 measured = {

@@ -15,6 +15,8 @@ _CHANNELS = (128,)
 _IMAGES = (8, 28, 28, 128)
 _FILTERS = (3, 3, 128, 128)
 _CONV_MACS = 8 * 28 * 28 * 9 * 128 * 128
+# What a normalization with given statistics takes: scale, offset, mean, variance.
+_VECTORS = [_CHANNELS] * 4
 _TOKENS = (16, 128, 256)
 _HIDDEN = (16, 128, 1024)
 _TOKEN_MACS = 16 * 128 * 256 * 1024
@@ -27,11 +29,102 @@ def _rule(family, *shapes, result=None, **fields):
     return {f"rule_{family}": RuleCase(family, (*shapes, *more), result, **fields)}
 
 
+def _alone(rows):
+    """The rows of families with their backward pass alone."""
+    # Of products, that is fused for such activations only.
+    acts = {name: case.act if "conv" in name else "gelu_erf" for name, case in rows.items()}
+    return {
+        f"{name}_grad": dataclasses.replace(case, act=acts[name], alone=True)
+        for name, case in rows.items()
+        if case.family != "act" or case.act == acts[name]
+    }
+
+
 def _both(family, *shapes, **fields):
     """The rows of a family and of the same with a second summand."""
     return _rule(family, *shapes, **fields) | _rule(f"{family}_add", *shapes, **fields)
 
 
+_RULES = {
+    **_both("conv2d", _IMAGES, _FILTERS, macs=_CONV_MACS),
+    **_rule("conv2d_bias_add", _IMAGES, _FILTERS, _CHANNELS, macs=_CONV_MACS),
+    **_rule(
+        "pad_conv2d_bias",
+        _IMAGES,
+        _FILTERS,
+        _CHANNELS,
+        result=(8, 14, 14, 128),
+        macs=_CONV_MACS // 4,
+    ),
+    **_both(
+        "conv1d_bias",
+        (16, 512, 128),
+        (5, 128, 128),
+        _CHANNELS,
+        macs=16 * 512 * 5 * 128 * 128,
+    ),
+    **_rule(
+        "matmul_bias_add",
+        (2048, 256),
+        (256, 1024),
+        (1024,),
+        result=(2048, 1024),
+        macs=_TOKEN_MACS,
+    ),
+    **_both(
+        "dense_bias",
+        _TOKENS,
+        (256, 1024),
+        (1024,),
+        result=_HIDDEN,
+        macs=_TOKEN_MACS,
+        act="gelu_erf",
+    ),
+    **_rule(
+        "batch_matmul_bias",
+        _TOKENS,
+        (256, 1024),
+        (1024,),
+        result=_HIDDEN,
+        macs=_TOKEN_MACS,
+    ),
+    **_rule(
+        "einsum_bias",
+        _TOKENS,
+        (256, 8, 32),
+        (8, 32),
+        result=(16, 128, 8, 32),
+        macs=_TOKEN_MACS // 4,
+        act="none",
+    ),
+    **_rule(
+        "heads_bias",
+        _TOKENS,
+        (256, 256),
+        (8, 32),
+        result=(16, 128, 8, 32),
+        macs=_TOKEN_MACS // 4,
+        act="none",
+    ),
+    **_both("moments_batch_norm", _IMAGES, *[_CHANNELS] * 2),
+    **_both("given_batch_norm", _IMAGES, *_VECTORS),
+    **_both("conv2d_batch_norm", _IMAGES, _FILTERS, *_VECTORS, macs=_CONV_MACS),
+    **_both("conv2d_batch_norm_v1", _IMAGES, _FILTERS, *_VECTORS, macs=_CONV_MACS),
+    **_both("conv2d_batch_norm_v2", _IMAGES, _FILTERS, *_VECTORS, macs=_CONV_MACS),
+    **_both("conv2d_given_batch_norm", _IMAGES, _FILTERS, *_VECTORS, macs=_CONV_MACS),
+    **{
+        f"rule_act_{act}": RuleCase("act", ((8192, 3072),), (8192, 3072), act=act)
+        for act in ("gelu_erf", "gelu_tanh", "silu", "mish", "hard_swish")
+    },
+}
+# Those whose backward pass is timed alone, too; of these two the other groups have the whole.
+_ALONE = {
+    **_rule("conv2d_bias", _IMAGES, _FILTERS, _CHANNELS, macs=_CONV_MACS),
+    **_rule(
+        "matmul_bias", (2048, 256), (256, 1024), (1024,), result=(2048, 1024), macs=_TOKEN_MACS
+    ),
+    **{name: case for name, case in _RULES.items() if "batch_norm" not in name},
+}
 GROUPS = {
     "contraction": {
         "conv3x3_64": ConvCase(16, (56, 56), 64, 64),
@@ -63,73 +156,7 @@ GROUPS = {
         "matmul_tall": MatMulCase(m=50_000, k=100, n=17, act="gelu_erf"),
         "batch_norm_tiny": BatchNormCase((2, 7, 7), 17),
     },
-    "rules": {
-        **_both("conv2d", _IMAGES, _FILTERS, macs=_CONV_MACS),
-        **_rule("conv2d_bias_add", _IMAGES, _FILTERS, _CHANNELS, macs=_CONV_MACS),
-        **_rule(
-            "pad_conv2d_bias",
-            _IMAGES,
-            _FILTERS,
-            _CHANNELS,
-            result=(8, 14, 14, 128),
-            macs=_CONV_MACS // 4,
-        ),
-        **_both(
-            "conv1d_bias",
-            (16, 512, 128),
-            (5, 128, 128),
-            _CHANNELS,
-            macs=16 * 512 * 5 * 128 * 128,
-        ),
-        **_rule(
-            "matmul_bias_add",
-            (2048, 256),
-            (256, 1024),
-            (1024,),
-            result=(2048, 1024),
-            macs=_TOKEN_MACS,
-        ),
-        **_both(
-            "dense_bias",
-            _TOKENS,
-            (256, 1024),
-            (1024,),
-            result=_HIDDEN,
-            macs=_TOKEN_MACS,
-            act="gelu_erf",
-        ),
-        **_rule(
-            "batch_matmul_bias",
-            _TOKENS,
-            (256, 1024),
-            (1024,),
-            result=_HIDDEN,
-            macs=_TOKEN_MACS,
-        ),
-        **_rule(
-            "einsum_bias",
-            _TOKENS,
-            (256, 8, 32),
-            (8, 32),
-            result=(16, 128, 8, 32),
-            macs=_TOKEN_MACS // 4,
-            act="none",
-        ),
-        **_rule(
-            "heads_bias",
-            _TOKENS,
-            (256, 256),
-            (8, 32),
-            result=(16, 128, 8, 32),
-            macs=_TOKEN_MACS // 4,
-            act="none",
-        ),
-        **_both("moments_batch_norm", _IMAGES, *[_CHANNELS] * 2),
-        **_both("given_batch_norm", _IMAGES, *[_CHANNELS] * 4),
-        **_both("conv2d_batch_norm", _IMAGES, _FILTERS, *[_CHANNELS] * 4, macs=_CONV_MACS),
-        **_both("conv2d_given_batch_norm", _IMAGES, _FILTERS, *[_CHANNELS] * 4, macs=_CONV_MACS),
-        **_rule("act", (8192, 3072), act="gelu_erf"),
-    },
+    "rules": _RULES | _alone(_ALONE),
     "model": {"resnet50": ResNet50Case()},
 }
 CASES = {name: case for group in GROUPS.values() for name, case in group.items()}

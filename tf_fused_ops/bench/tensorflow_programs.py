@@ -21,7 +21,12 @@ _ACTIVATIONS = {
     "relu": tf.nn.relu,
     "gelu_tanh": functools.partial(tf.nn.gelu, approximate=True),
     "gelu_erf": functools.partial(tf.nn.gelu, approximate=False),
+    "silu": tf.nn.silu,
+    "mish": lambda x: x * tf.tanh(tf.math.softplus(x)),
+    "hard_swish": lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
 }
+# An output of one of these ops, the first one, is what a forward pass is kept for.
+_KEPT = ("Conv2D", "MatMul", "BatchMatMulV2", "Einsum", "Erfc")
 # So small that rounding is not amplified from step to step.
 _RATE = 1e-6
 _NAMESPACE = "TfFusedOps>"
@@ -31,6 +36,8 @@ _REPLACED = (
     "Conv2DBackpropFilter",
     "Conv2DBackpropInput",
     "MatMul",
+    "FusedBatchNorm",
+    "FusedBatchNormV2",
     "FusedBatchNormV3",
     "FusedBatchNormGradV3",
     "Relu",
@@ -75,15 +82,16 @@ class Programs:
             return self._load_model(case, mode)
         values = zip(grid.inputs(case), grid.dtypes(case), strict=True)
         inputs = [tf.constant(value, dtype) for value, dtype in values]
-        forward = _forward(case)
+        forward, alone = _forward(case), isinstance(case, RuleCase) and case.alone
         if mode == "forward":
             function, arguments = self.decorate(forward), inputs[:-1]
         else:
-            function, arguments = self.decorate(training_step(forward)), inputs
-        self._check(function.get_concrete_function(*arguments), whole=True)
-        if isinstance(case, RuleCase) and self._peer == "ours":
+            step = training_step(forward)
+            function, arguments = self.decorate(_keeping(step) if alone else step), inputs
+        self._check(function.get_concrete_function(*arguments), whole=not alone)
+        if self._peer == "ours":
             fired = function.remap_reports[-1].counts()
-            if list(fired) != [case.rule()]:
+            if case.rule() not in fired or len(fired) > 1 + alone:
                 raise NotWhatItClaims(f"fused by {', '.join(fired)}, not {case.rule()}")
         outputs = tf.nest.flatten(function(*arguments))
         return lambda: function(*arguments), [_array(output) for output in outputs]
@@ -161,6 +169,17 @@ def training_step(forward):
     return step
 
 
+def _keeping(step):
+    """A training step that also returns what only a forward pass of stock ops has."""
+
+    def with_kept(*arguments):
+        outputs = step(*arguments)
+        ops = tf.compat.v1.get_default_graph().get_operations()
+        return [*outputs, next(op.outputs[0] for op in ops if op.type in _KEPT)]
+
+    return with_kept
+
+
 @functools.singledispatch
 def _forward(case):
     """A function of a case's inputs, in plain TensorFlow."""
@@ -216,11 +235,15 @@ def _given_batch_norm(x, scale, offset, mean, variance):
     return tf.nn.batch_normalization(x, mean, variance, offset, scale, EPSILON)
 
 
-def _batch_norm_inference(x, scale, offset, mean, variance):
-    mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
-    return tf.compat.v1.nn.fused_batch_norm(
-        x, scale, offset, mean, variance, EPSILON, is_training=False
-    )[0]
+def _conv_batch_norm(op):
+    """A convolution, and batch norm in inference by a version of TensorFlow's op."""
+
+    def chain(x, filters, scale, offset, *statistics):
+        mean, variance = map(tf.stop_gradient, statistics)
+        vectors = {"scale": scale, "offset": offset, "mean": mean, "variance": variance}
+        return op(x=_conv(x, filters), **vectors, epsilon=EPSILON, is_training=False).y
+
+    return chain
 
 
 # Family -> its chain without the activation, as a function of the inputs; where there is a second
@@ -240,7 +263,9 @@ _FAMILIES = {
     "heads_bias": lambda a, w, b: tf.reshape(tf.matmul(a, w), [-1, a.shape[1], *b.shape]) + b,
     "moments_batch_norm": _moments_batch_norm,
     "given_batch_norm": _given_batch_norm,
-    "conv2d_batch_norm": lambda x, w, *vectors: _batch_norm_inference(_conv(x, w), *vectors),
+    "conv2d_batch_norm": _conv_batch_norm(tf.raw_ops.FusedBatchNormV3),
+    "conv2d_batch_norm_v1": _conv_batch_norm(tf.raw_ops.FusedBatchNorm),
+    "conv2d_batch_norm_v2": _conv_batch_norm(tf.raw_ops.FusedBatchNormV2),
     "conv2d_given_batch_norm": lambda x, w, *vectors: _given_batch_norm(_conv(x, w), *vectors),
 }
 

@@ -112,12 +112,12 @@ def run(args):
 def _times(args, cases, peers, effort, settings):
     contestants = {peer: contest.Contestant(peer, args.threads) for peer in peers}
     results = []
-    with progress.shown(2 + len(cases) * len(costs.MODES)) as step:
+    with progress.shown(2 + _count(cases)) as step:
         step(_LIMITS)
         roofs = machine.measure(args.dtype, args.threads)
         with contest.Contest(list(contestants.values()), effort) as running:
             for name, case in cases.items():
-                for mode in costs.MODES:
+                for mode in case.modes:
                     step(_title(case, mode))
                     timings = running.run(name, args.dtype, mode)
                     by_peer = {peer: timings[key] for peer, key in contestants.items()}
@@ -135,11 +135,15 @@ def _memory(args, peers, settings):
 
 
 def _scaling(args, cases, peers, effort, settings):
-    with progress.shown(len(cases) * len(costs.MODES)) as step:
+    with progress.shown(_count(cases)) as step:
         measured = scaling.run(
             cases, peers, args.threads, effort, lambda case, mode: step(_title(case, mode))
         )
     return {**report.heading(settings), "scaling": measured}
+
+
+def _count(cases):
+    return sum(len(case.modes) for case in cases.values())
 
 
 def _title(case, mode):
