@@ -55,6 +55,16 @@ def product(**transposed):
 SPATIAL = [[0, 0], [1, 2], [0, 3], [0, 0]]
 POSITIVE = {
     "pad": (padded(SPATIAL), IMAGE, "pad_conv2d_bias_relu"),
+    "pad_without_bias": (
+        lambda x, w, b: tf.nn.elu(tf.nn.conv2d(tf.pad(x, SPATIAL), w, 2, "VALID")) + b,
+        IMAGE,
+        "pad_conv2d_elu",
+    ),
+    "pad_and_nothing_else": (
+        lambda x, w, b: tf.exp(tf.nn.conv2d(tf.pad(x, SPATIAL), w, 1, "VALID")) + b,
+        IMAGE,
+        "pad_conv2d",
+    ),
     "pad_of_nothing": (padded([[0, 0]] * 4), IMAGE, "pad_conv2d_bias_relu"),
     "conv1d": (conv1d(), SIGNAL, "conv1d_bias_silu"),
     "conv1d_strides": (conv1d(2, "VALID"), SIGNAL, "conv1d_bias_silu"),
@@ -120,6 +130,11 @@ def two_readers(x, w, b):
     return [tf.nn.relu(z) for z in convs]
 
 
+def two_readers_without_bias(x, w, b):
+    wide = tf.pad(x, SPATIAL)
+    return [tf.exp(tf.nn.conv2d(wide, f, 1, "VALID")) + b for f in (w, 2.0 * w)]
+
+
 def pad_with_one(x, paddings):
     return tf.pad(x, paddings, constant_values=1.0)
 
@@ -134,6 +149,20 @@ GELU = {"act_gelu_erf": 1}
 NEGATIVE = {
     "pad_twice": (padded(SPATIAL, "SAME"), IMAGE, CONV, PAD, "pads again"),
     "pad_is_read_twice": (two_readers, IMAGE, {"conv2d_bias_relu": 2}, PAD, "also used by"),
+    "pad_without_bias_is_read_twice": (
+        two_readers_without_bias,
+        IMAGE,
+        {},
+        "pad_conv2d",
+        "also used by",
+    ),
+    "pad_twice_without_bias": (
+        lambda x, w, b: tf.exp(tf.nn.conv2d(tf.pad(x, SPATIAL), w, 1, "SAME")) + b,
+        IMAGE,
+        {},
+        "pad_conv2d",
+        "pads again",
+    ),
     "pad_with_one": (padded(SPATIAL, pad=pad_with_one), IMAGE, CONV, PAD, None),
     "pad_mirrored": (padded(SPATIAL, pad=mirror), IMAGE, CONV, PAD, None),
     "conv1d_squeezed_is_used": (

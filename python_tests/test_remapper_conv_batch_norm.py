@@ -11,6 +11,7 @@ from remapping import (
     gradient_count,
     op_counts,
     plain,
+    reasons,
     rule_counts,
     values,
 )
@@ -29,6 +30,13 @@ def conv(x, w, bias=None, **attributes):
 
 def given_op(*args):
     return remapping.given_op(*args).y
+
+
+PADDINGS = [[0, 0], [1, 2], [0, 3], [0, 0]]
+
+
+def pad_conv(x, w, bias=None, paddings=PADDINGS, pad=tf.pad, **attributes):
+    return conv(pad(x, paddings), w, bias, **{"padding": "VALID", **attributes})
 
 
 def add(first, second):
@@ -73,6 +81,30 @@ SPELLINGS = {
         lambda x, w, *v: given(conv(x, w, padding=[[0, 0], [1, 2], [0, 3], [0, 0]]), *v),
         "conv2d_given_batch_norm",
     ),
+    "pad_op": (lambda x, w, *v: given_op(pad_conv(x, w), *v), "conv2d_batch_norm"),
+    "pad_ops": (
+        lambda x, w, *v: tf.nn.elu(given(pad_conv(x, w, strides=2), *v)),
+        "conv2d_given_batch_norm_elu",
+    ),
+    "pad_ops_no_scale": (
+        lambda x, w, scale, *v: given(pad_conv(x, w, scale), None, *v),
+        "conv2d_given_batch_norm",
+    ),
+    "pad_ops_sum": (
+        lambda x, w, *v: tf.nn.relu(given(v[0] + pad_conv(x, w), *v)),
+        "conv2d_given_batch_norm_relu",
+    ),
+    "pad_of_nothing": (
+        lambda x, w, *v: given_op(pad_conv(x, w, paddings=[[0, 0]] * 4), *v),
+        "conv2d_batch_norm",
+    ),
+    "pad_side_input": (
+        lambda x, w, *v: add(
+            given(pad_conv(x, w, paddings=[[0, 0], [1, 1], [1, 1], [0, 0]]), *v),
+            tf.tile(x, [1, 1, 1, 2])[..., :4],
+        ),
+        "conv2d_given_batch_norm_add_relu",
+    ),
     "side_input": (
         lambda x, w, *v: add(given(conv(x, w), *v), tf.tile(x, [1, 1, 1, 2])[..., :4]),
         "conv2d_given_batch_norm_add_relu",
@@ -97,7 +129,127 @@ def test_spelling(name, unknown_batch):
         fn, values(IMAGE, FILTERS, *VECTORS), {rule: 1}, unknown_batch=[0] if unknown_batch else []
     )
     counts = op_counts(compiled.get_concrete_function())
-    assert not counts.keys() & {"FusedBatchNormV3", "BiasAdd"}
+    assert not counts.keys() & {"FusedBatchNormV3", "BiasAdd", "Pad"}
+
+
+def earlier(op):
+    """Batch norm by an earlier version of TensorFlow's op."""
+
+    def batch_norm(z, scale, offset, mean, variance):
+        vectors = {"scale": scale, "offset": offset, "mean": mean, "variance": tf.abs(variance)}
+        return op(x=z, **vectors, is_training=False).y
+
+    return batch_norm
+
+
+VERSIONS = {
+    "conv2d_given_batch_norm": given,
+    "conv2d_batch_norm": given_op,
+    "conv2d_batch_norm_v1": earlier(tf.raw_ops.FusedBatchNorm),
+    "conv2d_batch_norm_v2": earlier(tf.raw_ops.FusedBatchNormV2),
+}
+
+
+@pytest.mark.parametrize("side", [False, True])
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("family", VERSIONS)
+def test_gradients_through_a_pad(family, inner, side):
+    """Those of the image are those of what the pad reads."""
+
+    def forward(x, w, bias, scale, offset, mean, variance, other):
+        z = pad_conv(x, w, bias, strides=2)
+        y = VERSIONS[family](z, scale, offset, mean, variance)
+        return tf.nn.silu(y + other if side else y)
+
+    def gradients(fn, *args):
+        sources = args[:5] + args[7:]
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            y = fn(*args)
+        return y, tape.gradient(y, sources, output_gradients=tf.cos(y))
+
+    args = values(IMAGE, FILTERS, *[(4,)] * 5, (2, 4, 3, 4))
+    if inner:
+        expected = tf.function(lambda *args: gradients(forward, *args))(*args)
+        compiled = function(lambda *args: gradients(forward, *args))
+        found = compiled(*args)
+        counts = op_counts(compiled.get_concrete_function(*args))
+        assert not counts.keys() & {"Pad", "Slice", "Conv2D", "Conv2DBackpropInput"}
+        assert gradient_count(compiled) == 1
+    else:
+        expected = gradients(tf.function(forward), *args)
+        compiled = function(forward)
+        found = gradients(compiled, *args)
+    assert_same(found, expected, units=256)
+    assert rule_counts(compiled) == {f"{family}{'_add' * side}_silu": 1}
+
+
+def two_readers(x, w, *vectors):
+    """The padded image is read by two convolutions, so the Pad stays."""
+    wide = tf.pad(x, PADDINGS)
+    convs = [conv(wide, f, padding="VALID") for f in (w, 2.0 * w)]
+    return [tf.nn.relu(given(z, *vectors)) for z in convs]
+
+
+def pad_is_output(x, w, *vectors):
+    wide = tf.pad(x, PADDINGS)
+    return wide, tf.nn.relu(given(conv(wide, w, padding="VALID"), *vectors))
+
+
+def mirror(x, paddings):
+    return tf.pad(x, paddings, "REFLECT")
+
+
+def pad_with_one(x, paddings):
+    return tf.pad(x, paddings, constant_values=1.0)
+
+
+def padded(**options):
+    return lambda x, w, *v: tf.nn.relu(given(pad_conv(x, w, **options), *v))
+
+
+# Chains of which the pad has to stay: (function, number of fusions, what is said of the pad).
+PADS_THAT_STAY = {
+    "pads_again": (padded(padding="SAME"), 1, "pads again: SAME"),
+    "is_read_twice": (two_readers, 2, "is also used by"),
+    "is_output": (pad_is_output, 1, "is an output of the graph"),
+    "mirrored": (padded(pad=mirror, paddings=[[0, 0], [1, 1], [0, 1], [0, 0]]), 1, None),
+    "with_one": (padded(pad=pad_with_one), 1, None),
+    "paddings_not_constant": (
+        lambda x, w, *v: padded(paddings=PADDINGS * tf.cast(tf.shape(x)[0] > 0, tf.int32))(
+            x, w, *v
+        ),
+        1,
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PADS_THAT_STAY)
+def test_pad_stays(name):
+    """The rest of the chain is fused without it."""
+    fn, fused, reason = PADS_THAT_STAY[name]
+    rule = "conv2d_given_batch_norm_relu"
+    compiled = check(fn, values(IMAGE, FILTERS, *VECTORS), {rule: fused})
+    counts = op_counts(compiled.get_concrete_function())
+    assert sum(counts[op] for op in ("Pad", "PadV2", "MirrorPad")) == 1
+    if reason:
+        assert reason in reasons(compiled)[rule]
+    else:
+        assert not reasons(compiled)
+
+
+@pytest.mark.parametrize("dimension", [0, 3])
+def test_padding_of_other_dimensions(dimension):
+    """Compared with eager execution: stock graphs get this wrong where oneDNN is on."""
+    paddings = [[0, int(i == dimension)] for i in range(4)]
+    shape = [size - pad for size, (_, pad) in zip(IMAGE, paddings, strict=True)]
+    args = values(shape, FILTERS, *VECTORS)
+    compiled = function(padded(paddings=paddings))
+    assert_same(compiled(*args), padded(paddings=paddings)(*args))
+    rule = "conv2d_given_batch_norm_relu"
+    assert rule_counts(compiled) == {rule: 1}
+    assert "are not those of a convolution" in reasons(compiled)[rule]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

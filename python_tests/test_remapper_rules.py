@@ -19,6 +19,7 @@ SHAPES = {
     "act": [(6, 7)],
     "conv2d": CONV[:2],
     "conv2d_add": [*CONV[:2], (2, 6, 5, 4)],
+    "pad_conv2d": CONV[:2],
     "pad_conv2d_bias": CONV,
     "conv1d_bias": CONV1D,
     "conv1d_bias_add": [*CONV1D, (2, 6, 4)],
@@ -79,7 +80,7 @@ def operands(rule):
 def attrs(rule, **changes):
     """Returns the captured attributes of a rule with their defaults."""
     variant = VARIANTS.get(rule.family.removesuffix("_add"), {})
-    if rule.family == "pad_conv2d_bias":
+    if rule.family.startswith("pad_conv2d"):
         variant = {"paddings": [[0, 0], [1, 2], [0, 3], [0, 0]]}
     if rule.family == "heads_bias":
         variant = {"shape": [-1, 3, 2, 5]}

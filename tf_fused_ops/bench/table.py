@@ -48,6 +48,7 @@ def _both(family, *shapes, **fields):
 _RULES = {
     **_both("conv2d", _IMAGES, _FILTERS, macs=_CONV_MACS),
     **_rule("conv2d_bias_add", _IMAGES, _FILTERS, _CHANNELS, macs=_CONV_MACS),
+    **_rule("pad_conv2d", _IMAGES, _FILTERS, result=(8, 14, 14, 128), macs=_CONV_MACS // 4),
     **_rule(
         "pad_conv2d_bias",
         _IMAGES,

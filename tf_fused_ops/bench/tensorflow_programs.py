@@ -225,6 +225,13 @@ def _conv(x, filters):
     return tf.nn.conv2d(x, filters, 1, "SAME")
 
 
+def _pad_conv(x, filters):
+    """One after which the image has half the size."""
+    size = filters.shape[0] // 2
+    paddings = [[0, 0], [size, size], [size, size], [0, 0]]
+    return tf.nn.conv2d(tf.pad(x, paddings), filters, 2, "VALID")
+
+
 def _moments_batch_norm(x, scale, offset):
     mean, variance = tf.nn.moments(x, [0, 1, 2])
     return tf.nn.batch_normalization(x, mean, variance, offset, scale, EPSILON)
@@ -251,9 +258,8 @@ def _conv_batch_norm(op):
 _FAMILIES = {
     "act": lambda x: x,
     "conv2d": _conv,
-    "pad_conv2d_bias": lambda x, w, b: tf.nn.bias_add(
-        tf.nn.conv2d(tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]]), w, 2, "VALID"), b
-    ),
+    "pad_conv2d": _pad_conv,
+    "pad_conv2d_bias": lambda x, w, b: tf.nn.bias_add(_pad_conv(x, w), b),
     "conv2d_bias": lambda x, w, b: tf.nn.bias_add(_conv(x, w), b),
     "conv1d_bias": lambda x, w, b: tf.nn.bias_add(tf.nn.conv1d(x, w, 1, "SAME"), b),
     "matmul_bias": lambda a, w, b: tf.nn.bias_add(tf.matmul(a, w), b),

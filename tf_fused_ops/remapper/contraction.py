@@ -113,7 +113,7 @@ class ContractionBiasAct(Rule):
             save_pre_activation=save,
             name=match.fused_name(),
             **constant_filters(match, self.contraction[1]),
-            **self._attrs(match),
+            **self.attributes(match),
         )
         saved = ()
         if self.activation.name != "none":
@@ -144,7 +144,7 @@ class ContractionBiasAct(Rule):
             side_input_gradient="side_input" in wanted,
             name=match.fused_name("_grad"),
             **{f"{a}_gradient": a in wanted, f"{b}_gradient": b in wanted},
-            **self._attrs(match),
+            **self.attributes(match),
         )
         return {
             name: self.narrow_gradient(match, name, gradients[f"{name}_grad"]) for name in wanted
@@ -190,7 +190,8 @@ class ContractionBiasAct(Rule):
     def _optional(self, match, name):
         return [match.operands[name]] if name in match.operands else []
 
-    def _attrs(self, match):
+    def attributes(self, match):
+        """Returns the attributes of the fused ops."""
         names = [name for group in self.captured.values() for name in group]
         return {name: match.attrs[name] for name in names} | {"activation": self.activation.name}
 

@@ -111,9 +111,22 @@ class PadConv2DBiasAct(Conv2DBiasAct):
             return f"paddings {paddings} are not those of a convolution"
         return super().check(match)
 
-    def _attrs(self, match):
+    def attributes(self, match):
         amounts = [amount for pair in match.attrs["paddings"] for amount in pair]
-        return super()._attrs(match) | {"padding": "EXPLICIT", "explicit_paddings": amounts}
+        return super().attributes(match) | {"padding": "EXPLICIT", "explicit_paddings": amounts}
+
+
+class PadConv2DAct(PadConv2DBiasAct):
+    """act(conv2d(pad(input, paddings), filters)).
+
+    Also without an activation, where the convolution alone is left to stock: it saves the padded
+    image. Measured on two cores with AVX2 in times of stock: forward 0.64 to 0.91, with gradients
+    0.75 to 0.88, ResNet's stem with its batch norm 0.50.
+    """
+
+    family = "pad_conv2d"
+    operands: ClassVar = Conv2DAct.operands
+    differentiable = Conv2DAct.differentiable
 
 
 class Conv1DBiasAct(Conv2DBiasAct):

@@ -57,8 +57,8 @@ class BatchMatMulBiasAct(MatMulBiasAct):
         z = tf.raw_ops.BatchMatMulV2(x=a, y=b, adj_x=attrs["adj_x"], adj_y=attrs["adj_y"])
         return self.add_bias(attrs, z, bias)
 
-    def _attrs(self, match):
-        attrs = super()._attrs(match)
+    def attributes(self, match):
+        attrs = super().attributes(match)
         attrs |= {"transpose_a": attrs.pop("adj_x"), "transpose_b": attrs.pop("adj_y")}
         return attrs
 

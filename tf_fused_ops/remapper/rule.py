@@ -62,6 +62,8 @@ class Rule(abc.ABC):
         captured: {op type: {attribute: default}}: attributes that a match may have any value of.
         keyed: Captured attributes of the anchor that other nodes of the chain depend on: one
             pattern per value.
+        optional: Attributes of variants that say whether a part is there that may also stay as it
+            is, so that the chain without it is tried, too.
         fused_ops: The op types that are emitted: forward, gradient.
         backward_alone: Whether a backward pass is replaced also where its forward pass may not be.
         gradient_ops: {op type that stock gradients are made of: operand whose gradient it yields},
@@ -77,6 +79,7 @@ class Rule(abc.ABC):
     differentiable: tuple
     captured: ClassVar[dict] = {}
     keyed: tuple = ()
+    optional: tuple = ()
     fused_ops: tuple
     backward_alone = False
     gradient_ops: ClassVar[dict] = {}

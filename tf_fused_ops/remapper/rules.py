@@ -24,6 +24,7 @@ _CHAINS = {
     convolution.Conv2DAddAct: convolution.Conv2DAct,
     convolution.Conv2DBiasAct: convolution.Conv2DBiasAct,
     convolution.Conv2DBiasAddAct: convolution.Conv2DBiasAct,
+    convolution.PadConv2DAct: convolution.PadConv2DAct,
     convolution.PadConv2DBiasAct: convolution.PadConv2DBiasAct,
     convolution.Conv1DBiasAct: convolution.Conv1DBiasAct,
     convolution.Conv1DBiasAddAct: convolution.Conv1DBiasAct,

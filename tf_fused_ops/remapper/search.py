@@ -101,7 +101,7 @@ def _family_matches(view, anchor, branch):
         binding = Matcher(traced, view, allow_mismatch=True).match(anchor, traced.outputs)
         if binding is not None:
             yield from _longer_matches(view, dtype, branch, variant, binding)
-            if binding.mismatch is None:
+            if binding.mismatch is None and not any(map(variant.get, branch.rule.optional)):
                 break
 
 
