@@ -20,6 +20,10 @@ class Act(Rule):
     backward_alone = True
     last = True
 
+    @property
+    def anchors(self):
+        return self.activation.ops
+
     @functools.cached_property
     def anchor(self):
         """The op type at which matching begins; graphs have few of them beside activations."""

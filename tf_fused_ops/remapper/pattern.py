@@ -7,6 +7,7 @@ whatever this TensorFlow emits.
 
 import dataclasses
 import functools
+import operator
 
 import numpy as np
 import tensorflow as tf
@@ -67,6 +68,17 @@ class PatternNode:
     commutative: bool
     open: bool = False
 
+    def reading(self, replace):
+        """Returns the node with its inputs replaced by what a function makes of them."""
+        inputs = tuple(map(replace, self.inputs))
+        same = all(map(operator.is_, inputs, self.inputs))
+        return self if same else dataclasses.replace(self, inputs=inputs)
+
+    def opened(self):
+        """Returns the node as one that may have further inputs."""
+        attrs = {name: value for name, value in self.attrs.items() if name != "N"}
+        return dataclasses.replace(self, attrs=attrs, open=True)
+
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
@@ -74,19 +86,20 @@ class Pattern:
 
     Attributes:
         nodes: PatternNodes, inputs first.
-        outputs: Name -> Port.
-        dtype: The tf.DType of the output "y".
+        outputs: Name -> Port, or Operand if it is one.
+        spec: The tf.TensorSpec of the output "y".
         anchor: Index of the node at which a search begins, if it begins in this pattern.
     """
 
     nodes: tuple
     outputs: dict
-    dtype: tf.DType
+    spec: tf.TensorSpec
     anchor: int | None = None
 
     def ancestors(self, names):
         """Returns the indices of all nodes that the named outputs need."""
-        return frozenset().union(*(self._ancestors[self.outputs[name].node] for name in names))
+        ports = (self.outputs[name] for name in names)
+        return frozenset().union(*(self._ancestors[p.node] for p in ports if isinstance(p, Port)))
 
     @functools.cached_property
     def op_types(self):
@@ -137,9 +150,8 @@ def trace_joint(function, specs, differentiable, anchor):
 
     Returns:
         A Pattern with the further operand "dy" and an output "d_<operand>" per gradient that
-        exists.
+        exists. See `matchable`.
     """
-
     graph = func_graph.FuncGraph("pattern")
     with graph.as_default():
         operands = _placeholders(specs)
@@ -149,35 +161,56 @@ def trace_joint(function, specs, differentiable, anchor):
             outputs = function(**operands)
         dy = tf.compat.v1.placeholder(outputs["y"].dtype, outputs["y"].shape)
         gradients = tape.gradient(outputs["y"], sources, output_gradients=dy)
-    # A gradient that is dy itself is nobody's work.
-    gradients = {f"d_{name}": g for name, g in gradients.items() if g is not None and g is not dy}
-    outputs |= gradients
+    outputs |= {f"d_{name}": gradient for name, gradient in gradients.items()}
     return _extract(graph, operands | {"dy": dy}, outputs, anchor)
 
 
 def join(first, second):
-    """Returns the pattern of code whose output "y" goes into other code.
+    """Returns the pattern of code whose output "y" goes into other code as its operand "z".
+
+    If both are patterns of forward and backward, so is the result: the second's gradient by "z" is
+    the first's "dy".
 
     Args:
         first: A Pattern.
-        second: A Pattern of a single operand and the single output "y".
+        second: A Pattern with the single output "y", besides gradients.
     """
-    count = len(first.nodes)
+    forward = first.ancestors(name for name in first.outputs if not name.startswith("d_"))
+    begin = sorted(forward)
+    places = {node: place for place, node in enumerate(begin)}
+    shift = len(begin)
+    rest = [node for node in range(len(first.nodes)) if node not in forward]
+    places |= {node: shift + len(second.nodes) + place for place, node in enumerate(rest)}
 
-    def value(old):
-        if isinstance(old, Operand):
-            return first.outputs["y"]
-        return Port(old.node + count, old.port) if isinstance(old, Port) else old
+    def of_first(value):
+        if value == Operand("dy"):
+            return of_second(second.outputs["d_z"])
+        return Port(places[value.node], value.port) if isinstance(value, Port) else value
 
-    later = (
-        dataclasses.replace(node, inputs=tuple(map(value, node.inputs))) for node in second.nodes
+    def of_second(value):
+        if value == Operand("z"):
+            return of_first(first.outputs["y"])
+        return Port(shift + value.node, value.port) if isinstance(value, Port) else value
+
+    nodes = [first.nodes[node].reading(of_first) for node in begin]
+    nodes += [node.reading(of_second) for node in second.nodes]
+    nodes += [first.nodes[node].reading(of_first) for node in rest]
+    outputs = {name: of_first(value) for name, value in first.outputs.items()}
+    outputs |= {name: of_second(value) for name, value in second.outputs.items() if name != "d_z"}
+    return dataclasses.replace(first, nodes=tuple(nodes), outputs=outputs, spec=second.spec)
+
+
+def matchable(pattern):
+    """Returns a pattern of forward and backward as graphs have it, where its gradients may be added
+    to others from elsewhere."""
+    # A gradient that is dy itself is nobody's work.
+    outputs = {name: value for name, value in pattern.outputs.items() if isinstance(value, Port)}
+    ends = {port.node for name, port in outputs.items() if name.startswith("d_")}
+    nodes = (
+        node.opened() if place in ends and node.type == "AddN" else node
+        for place, node in enumerate(pattern.nodes)
     )
-    return dataclasses.replace(
-        first,
-        nodes=(*first.nodes, *later),
-        outputs=first.outputs | {"y": value(second.outputs["y"])},
-        dtype=second.dtype,
-    )
+    return dataclasses.replace(pattern, nodes=tuple(nodes), outputs=outputs)
 
 
 def backward_part(pattern, forward, given, output):
@@ -203,9 +236,9 @@ def backward_part(pattern, forward, given, output):
     read = {port for node in later for port in node.inputs if isinstance(port, Port)}
     if any(port.node < forward and port not in given for port in read):
         return None
-    nodes = (dataclasses.replace(n, inputs=tuple(map(value, n.inputs))) for n in later)
     outputs = {n: value(port) for n, port in pattern.outputs.items() if port.node >= forward}
-    return Pattern(tuple(nodes), outputs, pattern.dtype, outputs[output].node)
+    nodes = tuple(node.reading(value) for node in later)
+    return Pattern(nodes, outputs, pattern.spec, outputs[output].node)
 
 
 def rescale(pattern, sizes):
@@ -225,10 +258,7 @@ def rescale(pattern, sizes):
         new = _rescaled(old.value, sizes)
         return old if new is old.value else Literal(new)
 
-    nodes = (
-        dataclasses.replace(node, inputs=tuple(map(value, node.inputs))) for node in pattern.nodes
-    )
-    return dataclasses.replace(pattern, nodes=tuple(nodes))
+    return dataclasses.replace(pattern, nodes=tuple(node.reading(value) for node in pattern.nodes))
 
 
 def _rescaled(array, sizes):
@@ -257,7 +287,6 @@ def _extract(graph, operands, outputs, anchor, free=(), parameters=None):
         given[id(tensor)] = Parameter(name, tensor.dtype, tensor.shape.rank)
     ops = needed_ops(graph, outputs.values())
     index = {op: i for i, op in enumerate(ops)}
-    sums = {t.op for name, t in outputs.items() if name.startswith("d_") and t.op.type == "AddN"}
 
     def value(tensor):
         if id(tensor) in given:
@@ -268,15 +297,12 @@ def _extract(graph, operands, outputs, anchor, free=(), parameters=None):
 
     def node(op):
         attrs = {k: v for k, v in semantic_attrs(op.node_def).items() if (op.type, k) not in free}
-        if op in sums:
-            del attrs["N"]
-        inputs = tuple(map(value, op.inputs))
-        return PatternNode(op.type, attrs, inputs, op.type in _COMMUTATIVE, op in sums)
+        return PatternNode(op.type, attrs, tuple(map(value, op.inputs)), op.type in _COMMUTATIVE)
 
     return Pattern(
         nodes=tuple(map(node, ops)),
         outputs={name: value(tensor) for name, tensor in outputs.items()},
-        dtype=outputs["y"].dtype,
+        spec=tf.TensorSpec(outputs["y"].shape, outputs["y"].dtype),
         anchor=next((index[op] for op in ops if op.type == anchor), None),
     )
 

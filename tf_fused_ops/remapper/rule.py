@@ -98,6 +98,28 @@ class Rule(abc.ABC):
         return self.activation is not self.core.activation
 
     @property
+    def anchors(self):
+        """The op types that the anchor may have, as far as they are known before anything is
+        traced."""
+        return (self.anchor,)
+
+    @property
+    def added(self):
+        """What the stock code does with the output of the core's: a function of that and, by name,
+        of `added_operands` and `added_attrs`; None if that is not known."""
+        return self.spelling if self.adds_activation else None
+
+    @property
+    def added_operands(self):
+        """The operands that the core has not."""
+        return tuple(name for name in self.operands if name not in self.core.operands)
+
+    @property
+    def added_attrs(self):
+        """The attributes that the core does not depend on."""
+        return tuple(name for group in self.activation.captured.values() for name in group)
+
+    @property
     def gradient_operands(self):
         """The operands that the gradient op reads."""
         return tuple(self.operands)
@@ -207,6 +229,14 @@ class AddSideInput:
         side_first: Whether the side input is its first operand.
     """
 
+    @property
+    def added(self):
+        return super().added or (None if self.core is self else _sum)
+
+    @property
+    def added_attrs(self):
+        return super().added_attrs if self.adds_activation else ("sum", "side_first")
+
     def forms(self, view):
         return ({"sum": name} for name in ("AddV2", "AddN") if view.has([name]))
 
@@ -234,3 +264,8 @@ class AddSideInput:
         return (
             f"{side.name} of shape {side.shape} may broadcast to {like.name} of shape {like.shape}"
         )
+
+
+def _sum(z, side_input, **attrs):
+    """The stock sum, the same function for all rules."""
+    return AddSideInput().add(attrs, z, side_input)

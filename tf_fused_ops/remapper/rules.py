@@ -82,7 +82,8 @@ def by_anchor(own=(), last=False):
     table = collections.defaultdict(lambda: collections.defaultdict(list))
     for rule in (*own, *RULES):
         if rule.last == last:
-            table[rule.anchor][rule.core].append(rule)
+            for op_type in rule.anchors:
+                table[op_type][rule.core].append(rule)
     return {anchor: dict(groups) for anchor, groups in table.items()}
 
 

@@ -254,10 +254,9 @@ def _tensor(traced, binding, name):
 @functools.cache
 def _forward_pattern(rule, dtype, variant):
     """Returns the pattern of a variant of a rule's stock code for operands of unknown size."""
-    if rule.adds_activation:
-        chain = _forward_pattern(rule.core, dtype, variant)
-        activation = spellings.traced(rule.activation, rule.spelling, chain.dtype)
-        return pattern.join(chain, activation)
+    if rule.added:
+        chain = _forward_pattern(rule.core, dtype, _split(variant, rule.added_attrs)[0])
+        return pattern.join(chain, _added_pattern(rule, chain.spec.dtype, variant))
     attrs = rule.default_attrs() | _unhashed(variant)
     free = {(op_type, name) for op_type, group in rule.captured.items() for name in group}
     free -= {(rule.anchor, name) for name, _ in variant}
@@ -276,6 +275,25 @@ def _forward_pattern(rule, dtype, variant):
     return pattern.trace(stock, specs, rule.anchor, free, parameters)
 
 
+def _added_pattern(rule, dtype, variant):
+    """Returns the pattern of what a rule's stock code does after that of its core."""
+    if rule.adds_activation:
+        return spellings.traced(rule.activation, rule.spelling, dtype)
+    attrs = rule.default_attrs() | dict(variant)
+    added = tuple((name, attrs[name]) for name in rule.added_attrs)
+    return _traced(rule.added, ("z", *rule.added_operands), dtype, added)
+
+
+@functools.cache
+def _traced(code, names, dtype, attrs):
+    """Returns the pattern of what rules add to their cores, for operands of unknown shape."""
+
+    def stock(_, z, **operands):
+        return {"y": code(z, **operands, **dict(attrs))}
+
+    return pattern.trace(stock, {name: tf.TensorSpec(None, dtype) for name in names})
+
+
 @functools.lru_cache(maxsize=_JOINT_PATTERNS)
 def _joint_pattern(rule, specs, attrs):
     """Returns the pattern of a rule's stock code with its gradient, for operands of exactly these
@@ -284,24 +302,43 @@ def _joint_pattern(rule, specs, attrs):
     # In order of appearance, so that layers that differ in their sizes alone share a pattern.
     sizes = dict.fromkeys(n for shape in shapes.values() for n in shape if n not in (None, 0, 1))
     if len(sizes) > len(_PRIMES) or not rule.scalable(_unhashed(attrs), shapes):
-        return _trace_joint(rule, specs, attrs)
+        return pattern.matchable(_trace_joint(rule, specs, attrs))
     primes = dict(zip(sizes, _PRIMES, strict=False))
     scaled = tuple(
         (name, tf.TensorSpec([primes.get(size, size) for size in spec.shape], spec.dtype))
         for name, spec in specs
     )
     attrs = rule.scale(_unhashed(attrs), primes)
-    traced = _trace_joint(rule, scaled, _hashable(attrs))
+    traced = pattern.matchable(_trace_joint(rule, scaled, _hashable(attrs)))
     return pattern.rescale(traced, {prime: size for size, prime in primes.items()})
 
 
 @functools.lru_cache(maxsize=_JOINT_PATTERNS)
 def _trace_joint(rule, specs, attrs):
     """Traces a rule's stock code with its gradient."""
+    if rule.added:
+        (specs, added_specs), (attrs, added_attrs) = (
+            _split(specs, rule.added_operands),
+            _split(attrs, rule.added_attrs),
+        )
+        core = _trace_joint(rule.core, specs, attrs)
+        specs = (("z", core.spec), *added_specs)
+        return pattern.join(core, _added_joint(rule.added, specs, added_attrs))
     stock = functools.partial(rule.stock, _unhashed(attrs))
     specs = dict(specs)
     differentiable = [name for name in rule.differentiable if name in specs]
     return pattern.trace_joint(stock, specs, differentiable, rule.anchor)
+
+
+@functools.lru_cache(maxsize=_JOINT_PATTERNS)
+def _added_joint(code, specs, attrs):
+    """Traces what rules add to their cores' stock code, with its gradient."""
+
+    def stock(z, **operands):
+        return {"y": code(z, **operands, **_unhashed(attrs))}
+
+    specs = dict(specs)
+    return pattern.trace_joint(stock, specs, specs, None)
 
 
 @functools.lru_cache(maxsize=_JOINT_PATTERNS)
@@ -316,6 +353,12 @@ def _backward_pattern(rule, specs, attrs, name):
     kept = rule.kept_nodes(_unhashed(attrs), specs[0][1].dtype)
     given = {pattern.Port(forward + node, 0): _KEPT for node in kept}
     return pattern.backward_part(joint, forward, given, f"d_{name}")
+
+
+def _split(items, names):
+    """Returns the (name, value) pairs of all other names, and those of these."""
+    inside = tuple(item for item in items if item[0] in names)
+    return tuple(item for item in items if item[0] not in names), inside
 
 
 def _hashable(attrs):

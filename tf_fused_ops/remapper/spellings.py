@@ -119,7 +119,7 @@ def traced(activation, spelling, dtype):
     attrs = {name: value for group in activation.captured.values() for name, value in group.items()}
     free = {(op_type, name) for op_type, group in activation.captured.items() for name in group}
 
-    def stock(_, x):
-        return {"y": spelling(x, **attrs)}
+    def stock(_, z):
+        return {"y": spelling(z, **attrs)}
 
-    return pattern.trace(stock, {"x": tf.TensorSpec(None, dtype)}, free=free)
+    return pattern.trace(stock, {"z": tf.TensorSpec(None, dtype)}, free=free)
