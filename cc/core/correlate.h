@@ -22,6 +22,9 @@ constexpr std::int64_t kPanelsPerTask = 8;
 // Panels that stay in the second-level cache while the band passes: a tile's
 // rows are read, and its rows of the output written, for all of them in turn.
 constexpr std::int64_t kPanelsBytes = 256 << 10;
+// Panels that a tile's rows meet in one call: calls cost as much as some thirty
+// steps, and lines to prefetch should fit the list.
+constexpr int kPanelsPerCall = 4;
 // Filters that meet no more tiles than this are packed block by block, and used
 // at once: they would be written to memory and read again for little.
 constexpr std::int64_t kFewTiles = 32;
@@ -231,18 +234,22 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
       to.last = inside(i).end * depth.per_tap_row;
       return to;
     };
-    // Adds segments [begin, end) to one tile; `b` are the filters of the first.
+    // Adds segments [begin, end) to the tiles of `panel` and of as many behind
+    // it, up to `last_panel`, as can be computed together; returns how many.
+    // `b` are the filters of the first.
     const auto compute = [&](const Place<A>& to, std::int64_t panel,
-                             std::int64_t begin, std::int64_t end, const A* b,
-                             A* sum) {
+                             std::int64_t last_panel, std::int64_t begin,
+                             std::int64_t end, const A* b,
+                             std::int64_t panel_stride, A* sum) {
       const std::int64_t first = Max(begin, to.first);
       const std::int64_t last = Min(end, to.last);
-      if (to.Empty() ? begin > 0 : first >= last) return;
+      if (to.Empty() ? begin > 0 : first >= last) return 1;
       const bool starts = to.Empty() || begin <= to.first;
       const bool finishes = to.Empty() || to.last <= end;
       const std::int64_t channel = panel * kColumns;
-      const int num_columns =
-          static_cast<int>(Min(c.out_channels - channel, kColumns));
+      const std::int64_t columns =
+          Min(c.out_channels, last_panel * kColumns) - channel;
+      const int num_columns = static_cast<int>(Min(columns, kColumns));
       if (starts && finishes) sum = finished;
       TileOperands<A> tile{
           to.from,
@@ -260,18 +267,25 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
       prefetch.Clear();
       bool in_tile = false;
       if (finishes) {
-        epilogue.Prefetch(to.at, channel, to.rows, num_columns, &prefetch);
-        lookahead.Advance(&prefetch);
         in_tile = c.block == nullptr &&
                   epilogue.LeaveToTile(to.at, channel, num_columns, &tile);
+        if (in_tile && starts) {
+          tile.num_panels =
+              static_cast<int>(Min(Max(columns / kColumns, 1), kPanelsPerCall));
+          tile.b_panel = panel_stride;
+        }
+        epilogue.Prefetch(to.at, channel, to.rows,
+                          Min(columns, tile.num_panels * kColumns), &prefetch);
+        lookahead.Advance(tile.num_panels, &prefetch);
       }
       SelectTile<A, true>(to.rows, num_columns)(tile);
-      if (!finishes || in_tile) return;
+      if (!finishes || in_tile) return tile.num_panels;
       if (c.block == nullptr) {
         WriteTile(epilogue, to.at, channel, sum, to.rows, num_columns);
       } else {
         WriteBlocks(epilogue, to.at, *c.block, to.i, to.j, sum, to.rows);
       }
+      return 1;
     };
 
     for (std::int64_t first = first_panel; first < last_panel;
@@ -293,9 +307,11 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
         }
         for (std::int64_t t = 0; t < tiles; ++t) {
           const Place<A> to = place(t);
-          for (std::int64_t panel = first; panel < last; ++panel) {
-            compute(to, panel, begin, end, b + (panel - first) * panel_stride,
-                    sums + ((panel - first) * tiles + t) * p.kTileSize);
+          for (std::int64_t panel = first; panel < last;) {
+            panel +=
+                compute(to, panel, last, begin, end,
+                        b + (panel - first) * panel_stride, panel_stride,
+                        sums + ((panel - first) * tiles + t) * p.kTileSize);
           }
         }
         begin = end;

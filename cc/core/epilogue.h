@@ -33,20 +33,22 @@ struct Epilogue {
            map.c == 1 && map.w % kLine == 0 && address % 64 == 0;
   }
 
-  // Lets the tile write its own sums to y, if no more than scale, bias and relu
-  // is to be done and `columns` are whole vectors: a pass through memory less.
+  // Lets the tile write its own sums to y, if no more than scale, bias, side
+  // input and relu is to be done and `columns` are whole vectors: a pass
+  // through memory less.
   TFO_INLINE bool LeaveToTile(std::int64_t at, std::int64_t channel,
                               int columns,
                               TileOperands<Accumulator<T>>* tile) const {
     if constexpr (!kIs16Bit<T>) {
-      if (map.c == 1 && columns % kLanes<T> == 0 && side_input == nullptr &&
-          pre_activation == nullptr &&
+      if (map.c == 1 && columns % kLanes<T> == 0 && pre_activation == nullptr &&
           (activation == Activation::kNone ||
            activation == Activation::kRelu)) {
         tile->c = y + at + channel;
         tile->c_stride = map.w;
         tile->scale = scale == nullptr ? nullptr : scale + channel;
         tile->bias = bias == nullptr ? nullptr : bias + channel;
+        tile->side_input =
+            side_input == nullptr ? nullptr : side_input + at + channel;
         tile->relu = activation == Activation::kRelu;
         tile->stream = stream;
         return true;
@@ -55,13 +57,17 @@ struct Epilogue {
     return false;
   }
 
-  // Adds the memory that a tile will be written to.
+  // Adds the memory that a tile will be written to, and what is added to it.
   TFO_INLINE void Prefetch(std::int64_t at, std::int64_t channel, int rows,
-                           int columns, PrefetchList* list) const {
-    if (map.c != 1 || stream) return;
+                           std::int64_t columns, PrefetchList* list) const {
+    if (map.c != 1) return;
     constexpr int kLine = 64 / sizeof(T);
-    for (int k = 0; k < columns; k += kLine)
-      list->Add(y + at + channel + k, rows, map.w * sizeof(T));
+    at += channel;
+    for (const std::int64_t end = at + columns; at < end; at += kLine) {
+      if (!stream) list->Add(y + at, rows, map.w * sizeof(T));
+      if (side_input != nullptr)
+        list->Add(side_input + at, rows, map.w * sizeof(T));
+    }
   }
 };
 

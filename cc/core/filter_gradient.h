@@ -283,8 +283,8 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
               prefetch.Clear();
               prefetch.Add(c, p.in_place ? num_rows : 0,
                            row_stride * static_cast<std::int64_t>(sizeof(A)));
-              x_ahead.Advance(&prefetch);
-              dz_ahead.Advance(&prefetch);
+              x_ahead.Advance(1, &prefetch);
+              dz_ahead.Advance(1, &prefetch);
               SelectTile<A, false>(num_rows, num_columns)(
                   {x + runs[run].offset + i, nullptr, g.x.stride_w * p.pitch,
                    inside_lines, inside.end - inside.begin, dz, kColumns,

@@ -21,10 +21,10 @@ class Lookahead {
         end_(begin + size < end ? begin + size : end),
         lines_(size / steps / kLine + 1) {}
 
-  TFO_INLINE void Advance(PrefetchList* list) {
+  TFO_INLINE void Advance(int steps, PrefetchList* list) {
     if (next_ >= end_) return;
     const std::int64_t rest = (end_ - next_ + kLine - 1) / kLine;
-    const std::int64_t lines = lines_ < rest ? lines_ : rest;
+    const std::int64_t lines = steps * lines_ < rest ? steps * lines_ : rest;
     list->Add(source_.data + next_, lines, 64);
     if (source_.saved != nullptr) list->Add(source_.saved + next_, lines, 64);
     next_ += lines * kLine;

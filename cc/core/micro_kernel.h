@@ -36,7 +36,7 @@ constexpr int kTileColumns = kTileVectors * kLanes<A>;
 // time while it is computed, so that memory works while the arithmetic does; a
 // burst of requests would stall both.
 struct PrefetchList {
-  static constexpr int kCapacity = 128;
+  static constexpr int kCapacity = 256;
 
   const void* lines[kCapacity + 1];
   int count = 0;
@@ -66,10 +66,15 @@ struct TileOperands {
   A* c;
   std::int64_t c_stride;
   PrefetchList* prefetch;
-  const A* scale = nullptr;  // a row for the sums; null: one
-  const A* bias = nullptr;   // a row added after that; null: zero
-  bool relu = false;         // no sum is stored below zero
-  bool stream = false;       // stores bypass the caches
+  const A* scale = nullptr;       // a row for the sums; null: one
+  const A* bias = nullptr;        // a row added after that; null: zero
+  const A* side_input = nullptr;  // added then, as far apart as c; null: zero
+  bool relu = false;              // no sum is stored below zero
+  bool stream = false;            // stores bypass the caches
+  // Tiles beside each other, of the same rows of a, that are computed in turn;
+  // several only if sums begin from zero.
+  int num_panels = 1;
+  std::int64_t b_panel = 0;  // from one panel of b to the next
 };
 
 // Rows of b asked for ahead of their use, from the second-level cache.
@@ -132,69 +137,15 @@ class Rows {
   std::int64_t k_;
 };
 
-template <class A, int kRows, int kVectors, bool kContiguousK>
-void Tile(const TileOperands<A>& t) {
-  constexpr int kParts = kSums<kRows, kVectors>;
-  constexpr int kSteps = kStepsPerLine<kRows, kVectors>;
-  Vec<A> sums[kParts][kRows][kVectors]{};
-  auto& sum = sums[0];
-  A* c = t.c;
-#pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] = t.start == nullptr
-                      ? Vec<A>{}
-                      : Load(t.start + i * t.start_stride + j * kLanes<A>);
-    }
-  }
-  // The last entry, a line in use, is repeated until the tile is done.
-  t.prefetch->lines[t.prefetch->count] = t.b;
-  const void* const* line = t.prefetch->lines;
-  const void* const* const last_line = line + t.prefetch->count;
-  const A* b = t.b;
-  const std::int64_t b_stride = t.b_stride;
-  Rows<A, kRows, kContiguousK> rows(t);
-  const auto step = [&](auto& to) TFO_INLINE_LAMBDA {
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors * kLanes<A>; j += kLineElements<A>)
-      __builtin_prefetch(b + kRowsAhead * b_stride + j, 0, 3);
-    Vec<A> row[kVectors];
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) row[j] = Load(b + j * kLanes<A>);
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) {
-      const A element = rows[i];
-#pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) to[i][j] += element * row[j];
-    }
-    rows.Advance();
-    b += b_stride;
-  };
-  for (std::int64_t s = 0; s < t.num_segments; ++s) {
-    rows.Start(t.segments[s].offset);
-    std::int64_t k = t.segments[s].length;
-    for (; k >= kSteps; k -= kSteps) {
-      __builtin_prefetch(*line, 0, 2);
-      line += line != last_line;
-#pragma GCC unroll 4
-      for (int i = 0; i < kSteps; ++i) step(sums[i % kParts]);
-    }
-    if constexpr (kSteps > 1)
-      for (; k > 0; --k) step(sum);
-  }
-#pragma GCC unroll 4
-  for (int part = 1; part < kParts; ++part) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) sum[i][j] += sums[part][i][j];
-    }
-  }
+// What is done to a tile's sums before they are stored, from column `column`
+// on.
+template <class A, int kRows, int kVectors>
+TFO_INLINE void Finish(const TileOperands<A>& t, std::int64_t column,
+                       Vec<A> (&sum)[kRows][kVectors]) {
   if (t.scale != nullptr) {
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
-      const Vec<A> scale = Load(t.scale + j * kLanes<A>);
+      const Vec<A> scale = Load(t.scale + column + j * kLanes<A>);
 #pragma GCC unroll 16
       for (int i = 0; i < kRows; ++i) sum[i][j] *= scale;
     }
@@ -202,9 +153,18 @@ void Tile(const TileOperands<A>& t) {
   if (t.bias != nullptr) {
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
-      const Vec<A> bias = Load(t.bias + j * kLanes<A>);
+      const Vec<A> bias = Load(t.bias + column + j * kLanes<A>);
 #pragma GCC unroll 16
       for (int i = 0; i < kRows; ++i) sum[i][j] += bias;
+    }
+  }
+  if (t.side_input != nullptr) {
+    const A* side = t.side_input + column;
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i, side += t.c_stride) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j)
+        sum[i][j] += Load(side + j * kLanes<A>);
     }
   }
   if (t.relu) {
@@ -215,20 +175,85 @@ void Tile(const TileOperands<A>& t) {
         sum[i][j] = sum[i][j] <= Vec<A>{} ? Vec<A>{} : sum[i][j];
     }
   }
+  A* c = t.c + column;
   if (t.stream) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kRows; ++i, c += t.c_stride) {
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j)
-        StoreStreaming(c + i * t.c_stride + j * kLanes<A>, sum[i][j]);
+        StoreStreaming(c + j * kLanes<A>, sum[i][j]);
     }
     return;
   }
 #pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i) {
+  for (int i = 0; i < kRows; ++i, c += t.c_stride) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j)
-      Store(c + i * t.c_stride + j * kLanes<A>, sum[i][j]);
+    for (int j = 0; j < kVectors; ++j) Store(c + j * kLanes<A>, sum[i][j]);
+  }
+}
+
+template <class A, int kRows, int kVectors, bool kContiguousK>
+void Tile(const TileOperands<A>& t) {
+  constexpr int kParts = kSums<kRows, kVectors>;
+  constexpr int kSteps = kStepsPerLine<kRows, kVectors>;
+  const std::int64_t b_stride = t.b_stride;
+  Rows<A, kRows, kContiguousK> rows(t);
+  // The last entry, a line in use, is repeated until the tile is done.
+  const void** const lines = t.prefetch->lines;
+  lines[t.prefetch->count] = t.b;
+  const void* const* line = lines;
+  for (int panel = 0; panel < t.num_panels; ++panel) {
+    const void* const* const last_line =
+        lines + t.prefetch->count * (panel + 1) / t.num_panels;
+    const std::int64_t column = panel * kVectors * kLanes<A>;
+    const A* b = t.b + panel * t.b_panel;
+    Vec<A> sums[kParts][kRows][kVectors]{};
+    auto& sum = sums[0];
+    if (t.start != nullptr) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+        for (int j = 0; j < kVectors; ++j)
+          sum[i][j] = Load(t.start + i * t.start_stride + j * kLanes<A>);
+      }
+    }
+    const auto step = [&](auto& to) TFO_INLINE_LAMBDA {
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors * kLanes<A>; j += kLineElements<A>)
+        __builtin_prefetch(b + kRowsAhead * b_stride + j, 0, 3);
+      Vec<A> row[kVectors];
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) row[j] = Load(b + j * kLanes<A>);
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows; ++i) {
+        const A element = rows[i];
+#pragma GCC unroll 4
+        for (int j = 0; j < kVectors; ++j) to[i][j] += element * row[j];
+      }
+      rows.Advance();
+      b += b_stride;
+    };
+    for (std::int64_t s = 0; s < t.num_segments; ++s) {
+      rows.Start(t.segments[s].offset);
+      std::int64_t k = t.segments[s].length;
+      for (; k >= kSteps; k -= kSteps) {
+        __builtin_prefetch(*line, 0, 2);
+        line += line != last_line;
+#pragma GCC unroll 4
+        for (int i = 0; i < kSteps; ++i) step(sums[i % kParts]);
+      }
+      if constexpr (kSteps > 1)
+        for (; k > 0; --k) step(sum);
+    }
+#pragma GCC unroll 4
+    for (int part = 1; part < kParts; ++part) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+        for (int j = 0; j < kVectors; ++j) sum[i][j] += sums[part][i][j];
+      }
+    }
+    Finish<A, kRows, kVectors>(t, column, sum);
   }
 }
 
