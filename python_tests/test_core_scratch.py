@@ -8,6 +8,7 @@ from tf_fused_ops import _core
 MIB = 1 << 20
 # What a thread holds of the images, of filters and of sums (docs/benchmarks.md).
 THREAD_BYTES = 3 * MIB // 2
+FEW_PIXELS_BYTES = 7 * MIB // 2
 # Sets of sums of a filter gradient, together.
 SUMS_BYTES = 4 * MIB
 
@@ -49,11 +50,14 @@ def test_scratch_is_bounded(sizes, threads):
     assert gradient <= bound + 2 * threads * THREAD_BYTES
 
 
-def test_filters_of_few_pixels_are_not_copied_whole():
-    few, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 8, 2048, 1024))
-    many, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 4096, 2048, 1024))
-    assert few < THREAD_BYTES
-    assert many > 2048 * 1024 * 4
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(8, 2048, 1024), (33, 1152, 1000), (96, 4096, 2048)]
+)
+def test_filters_of_few_pixels_are_not_copied_whole(rows, depth, columns):
+    few, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, rows, depth, columns))
+    many, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 4096, depth, columns))
+    assert few < FEW_PIXELS_BYTES
+    assert many > depth * columns * 4
 
 
 @pytest.mark.parametrize("rows", [1, 4])

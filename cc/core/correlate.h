@@ -28,6 +28,8 @@ constexpr int kPanelsPerCall = 4;
 // Filters that meet no more tiles than this are packed block by block, and used
 // at once: they would be written to memory and read again for little.
 constexpr std::int64_t kFewTiles = 32;
+// What is gathered of so few pixels; a block of filters meets but a part of it.
+constexpr std::int64_t kFewPixelsBytes = 2 << 20;
 // Panels that should be in such a block: of rows that lie pages apart, more
 // than a few bytes should be read. Tasks must not become few, though.
 constexpr std::int64_t kLeastTogether = 4, kMostTogether = 16;
@@ -110,9 +112,11 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
   const bool few = c.block == nullptr && grid <= kFewTiles * kTileRows / 2;
   const std::int64_t wanted_bands =
       CeilDiv(wanted, Max(p.panels / kPanelsPerTask, 1));
-  p.bands = CutIntoBands(x, p.pitch,
-                         few ? kFewTiles * kTileRows
-                             : Max(CeilDiv(grid, wanted_bands), kTileRows));
+  p.bands =
+      few ? CutIntoBands(x, p.pitch, kFewTiles * kTileRows, kFewPixelsBytes)
+          : CutIntoBands(x, p.pitch,
+                         Max(CeilDiv(grid, wanted_bands), kTileRows),
+                         kBandBytes);
   p.row_pitch = p.direct ? x.map.h : p.bands.source_columns * p.pitch;
   p.num_bands = x.batch * p.bands.down * p.bands.across;
   p.panels_per_task =

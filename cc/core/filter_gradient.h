@@ -105,7 +105,7 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g) {
     p.block = fitting;
     p.pitch = p.block + kLanes<A>;
   }
-  p.bands = CutIntoBands(g.x, p.pitch, kPixelsPerBand);
+  p.bands = CutIntoBands(g.x, p.pitch, kPixelsPerBand, kBandBytes);
   p.row_pitch = p.direct ? g.x.map.h : p.bands.source_columns * p.pitch;
   p.num_bands = s.batch * p.bands.down * p.bands.across;
   p.panels = NumPanels<A>(s.out_c);

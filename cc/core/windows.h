@@ -57,11 +57,12 @@ struct Windows {
 
 template <class T>
 TFO_INLINE Bands CutIntoBands(const Windows<T>& x, std::int64_t pitch,
-                              std::int64_t pixels_per_band) {
-  constexpr std::int64_t kElements = kBandBytes / sizeof(Accumulator<T>);
+                              std::int64_t pixels_per_band,
+                              std::int64_t bytes) {
+  const std::int64_t elements = bytes / sizeof(Accumulator<T>);
   const std::int64_t reach_h = x.taps.max_h - x.taps.min_h,
                      reach_w = x.taps.max_w - x.taps.min_w;
-  const std::int64_t budget = Max(kElements / Max(pitch, 1), 1);
+  const std::int64_t budget = Max(elements / Max(pitch, 1), 1);
   Bands b;
   // A whole row of the grid if its source rows fit, otherwise a part of one, in
   // whole tiles.
