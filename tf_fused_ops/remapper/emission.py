@@ -23,7 +23,7 @@ def emit(op_type, *inputs, name, **attrs):
     Returns:
         The outputs, by name.
     """
-    arguments, attr_defs, output_names = _signature(op_type)
+    arguments, output_names = _signature(op_type)
     flat, protos = [], {}
     for (number_attr, type_attr), value in zip(arguments, inputs, strict=True):
         if number_attr:
@@ -33,9 +33,8 @@ def emit(op_type, *inputs, name, **attrs):
             protos[type_attr] = AttrValue(type=value.dtype.as_datatype_enum)
             flat.append(value)
     for key, value in attrs.items():
-        proto = op_def_library.value_to_attr_value(value, attr_defs[key].type, key)
-        # Setting takes time, and the graph itself sets defaults.
-        if proto != attr_defs[key].default_value:
+        proto = _attribute(op_type, key, tuple(value) if isinstance(value, list) else value)
+        if proto is not None:
             protos[key] = proto
     # Without the search for deprecated arguments that `create_op` makes.
     graph = tf.compat.v1.get_default_graph()
@@ -45,13 +44,21 @@ def emit(op_type, *inputs, name, **attrs):
 
 @functools.cache
 def _signature(op_type):
-    """Returns the attributes that inputs decide, {attribute: AttrDef}, and the outputs' names.
+    """Returns the attributes that inputs decide, and the outputs' names.
 
     An input decides the number of its tensors if it is a list, and their dtype.
     """
     op_def = op_def_registry.get(op_type)
     return (
         [(argument.number_attr, argument.type_attr) for argument in op_def.input_arg],
-        {attr.name: attr for attr in op_def.attr},
         [argument.name for argument in op_def.output_arg],
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _attribute(op_type, key, value):
+    """Returns an AttrValue; None for the default, since setting takes time and the graph itself
+    sets defaults."""
+    (attr_def,) = (attr for attr in op_def_registry.get(op_type).attr if attr.name == key)
+    proto = op_def_library.value_to_attr_value(value, attr_def.type, key)
+    return None if proto == attr_def.default_value else proto
