@@ -26,6 +26,7 @@ class GraphView:
 
     Attributes:
         graph: The tf.Graph.
+        types: Op -> its type, which takes long to ask for.
         position: Op -> place in one topological order; a replacement takes the place of a replaced
             op.
     """
@@ -40,6 +41,7 @@ class GraphView:
             withheld: Tensors that new ops must not read.
         """
         self.graph = graph
+        self.types = {}
         self._identify_gradient = identify_gradient
         self._fetched = {id(output) for output in outputs}
         self._withheld = {id(tensor) for tensor in withheld}
@@ -47,7 +49,6 @@ class GraphView:
         self._kept = set()
         self._constants = {}
         self._arrays = {}
-        self._indexed = set()
         self._read_by_removed = set()
         self._by_type = collections.defaultdict(list)
         self._consumers = collections.defaultdict(list)
@@ -59,8 +60,8 @@ class GraphView:
             self._index(op)
 
     def _index(self, op):
-        self._indexed.add(op)
-        self._by_type[op.type].append(op)
+        self.types[op] = op_type = op.type
+        self._by_type[op_type].append(op)
         for port, tensor in enumerate(op.inputs):
             self._consumers[id(tensor)].append((op, port))
 
@@ -122,9 +123,9 @@ class GraphView:
     def constant(self, tensor):
         """Returns the value of a tensor made by a Const op, as an array, or None."""
         op = tensor.op
-        if op.type != "Const":
-            return None
         if op not in self._constants:
+            if op.type != "Const":
+                return None
             # A graph has few different constants among those that patterns ask for.
             proto = op.node_def.attr["value"].tensor
             key = proto.SerializeToString()
@@ -145,7 +146,7 @@ class GraphView:
 
     def adopt(self, op):
         """Indexes a new op, and new ops that it reads, once its outputs are used."""
-        if op in self._indexed:
+        if op in self.types:
             return
         before = _before(op)
         for other in before:
@@ -180,6 +181,7 @@ class GraphView:
     def bury(self):
         """Lets those ops be dead that nothing needs any more."""
         waiting = list(self._read_by_removed)
+        self._read_by_removed.clear()
         while waiting:
             op = waiting.pop()
             if op in self._live and not self._is_needed(op):
@@ -225,12 +227,13 @@ def semantic_attrs(node_def, identify_gradient=custom_gradients.identify):
     """Returns the attributes of an op that decide what it, or its gradient, computes."""
     attrs = {}
     for name, value in node_def.attr.items():
-        if name == custom_gradients.ATTRIBUTE:
+        if not name.startswith("_"):
+            if name not in _INCIDENTAL_ATTRS:
+                attrs[name] = value
+        elif name == custom_gradients.ATTRIBUTE:
             identity = identify_gradient(value.s.decode())
             if identity is not None:
                 attrs[name] = identity
-        elif not name.startswith("_") and name not in _INCIDENTAL_ATTRS:
-            attrs[name] = value
     return attrs
 
 
@@ -260,6 +263,11 @@ def _topological(before):
     """
     order, seen = [], set()
     for root in before:
+        # In a graph that is being traced, as good as always.
+        if root not in seen and seen.issuperset(before[root]):
+            order.append(root)
+            seen.add(root)
+            continue
         stack = [(root, False)]
         while stack:
             op, ready = stack.pop()

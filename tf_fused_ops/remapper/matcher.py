@@ -148,18 +148,28 @@ class Matcher:
             agenda: A list that is changed.
             todo: A set of pattern nodes.
         """
+        nodes, operands = binding.nodes, binding.operands
         while True:
             while agenda:
                 value, tensor = agenda.pop()
-                if isinstance(value, Port) and value.node not in binding.nodes:
+                kind = type(value)
+                if kind is Port:
                     if tensor.value_index != value.port:
                         return
-                    choices = [(value.node, tensor.op)]
-                    break
-                if not self._unify(binding, value, tensor):
+                    op = tensor.op
+                    known = nodes.get(value.node)
+                    if known is None:
+                        choices = ((value.node, op),)
+                        break
+                    if known is not op:
+                        return
+                elif kind is Operand:
+                    if operands.setdefault(value.name, tensor) is not tensor:
+                        return
+                elif not self._unify_constant(binding, value, tensor):
                     return
             else:
-                missing = todo - binding.nodes.keys()
+                missing = todo - nodes.keys()
                 if not missing:
                     yield binding
                     return
@@ -187,10 +197,10 @@ class Matcher:
         steps = []
         for node, op in choices:
             wanted = self._pattern.nodes[node]
+            if wanted.type != op.type or op in self._excluded:
+                continue
             inputs = op.inputs
             orders = _orders(wanted, len(inputs))
-            if wanted.type != op.type or op in self._excluded or not orders:
-                continue
             if len(choices) == len(orders) == 1:
                 return [(node, op, orders[0])]
             steps += [
@@ -212,18 +222,14 @@ class Matcher:
             return False
         binding.nodes[node] = op
         inputs = op.inputs
-        agenda += [(value, inputs[i]) for value, i in zip(wanted.inputs, order, strict=True)]
+        agenda += zip(wanted.inputs, [inputs[i] for i in order], strict=True)
         if wanted.open:
             rest = (tensor for i, tensor in enumerate(inputs) if i not in order)
             binding.spare[node] = tuple(rest)
         return True
 
-    def _unify(self, binding, value, tensor):
-        """Returns whether a pattern value, not an unbound node's, may stand for a tensor."""
-        if isinstance(value, Operand):
-            return binding.operands.setdefault(value.name, tensor) is tensor
-        if isinstance(value, Port):
-            return binding.nodes[value.node] is tensor.op and tensor.value_index == value.port
+    def _unify_constant(self, binding, value, tensor):
+        """Returns whether a Literal or Parameter may stand for a tensor."""
         if isinstance(value, Literal):
             return self._unify_literal(binding, value, tensor)
         return self._unify_parameter(binding, value, tensor)
@@ -241,7 +247,7 @@ class Matcher:
 
     def _reachable(self, binding, missing):
         """Yields the candidates for the missing node that has the fewest."""
-        choices = []
+        choices, types = [], self._view.types
         # The later a node, the more of the others are among its inputs.
         for node in sorted(missing, reverse=True):
             wanted = self._pattern.nodes[node]
@@ -252,7 +258,7 @@ class Matcher:
                 choice = [
                     (node, op)
                     for op, other in self._view.consumers(tensor)
-                    if op.type == wanted.type and (other == port or wanted.commutative)
+                    if types[op] == wanted.type and (other == port or wanted.commutative)
                 ]
                 if len(choice) < 2:
                     return choice
@@ -262,11 +268,11 @@ class Matcher:
         return sorted(fewest, key=lambda choice: not self._view.is_live(choice[1]))
 
     def _tensor(self, binding, value):
-        if isinstance(value, Operand):
-            return binding.operands.get(value.name)
-        if isinstance(value, Port) and value.node in binding.nodes:
-            return binding.nodes[value.node].outputs[value.port]
-        return None
+        kind = type(value)
+        if kind is Port:
+            op = binding.nodes.get(value.node)
+            return None if op is None else op.outputs[value.port]
+        return binding.operands.get(value.name) if kind is Operand else None
 
     def _difference(self, wanted, op):
         attrs = self._view.attrs(op)
