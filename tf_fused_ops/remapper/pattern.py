@@ -89,12 +89,14 @@ class Pattern:
         outputs: Name -> Port, or Operand if it is one.
         spec: The tf.TensorSpec of the output "y".
         anchor: Index of the node at which a search begins, if it begins in this pattern.
+        entry: For code that follows other code, the types of the ops that read what that makes.
     """
 
     nodes: tuple
     outputs: dict
     spec: tf.TensorSpec
     anchor: int | None = None
+    entry: frozenset = frozenset()
 
     def ancestors(self, names):
         """Returns the indices of all nodes that the named outputs need."""
@@ -197,7 +199,8 @@ def join(first, second):
     nodes += [first.nodes[node].reading(of_first) for node in rest]
     outputs = {name: of_first(value) for name, value in first.outputs.items()}
     outputs |= {name: of_second(value) for name, value in second.outputs.items() if name != "d_z"}
-    return dataclasses.replace(first, nodes=tuple(nodes), outputs=outputs, spec=second.spec)
+    entry = frozenset(node.type for node in second.nodes if Operand("z") in node.inputs)
+    return Pattern(tuple(nodes), outputs, second.spec, first.anchor, entry)
 
 
 def matchable(pattern):

@@ -107,13 +107,16 @@ def _family_matches(view, anchor, branch):
 
 def _longer_matches(view, dtype, branch, variant, binding):
     """Yields what `forward_matches` returns for a branch whose rule is bound."""
+    traced = _forward_pattern(branch.rule, dtype, _hashable(variant))
     if branch.usable:
-        traced = _forward_pattern(branch.rule, dtype, _hashable(variant))
         yield branch.rule, _match(branch.rule, variant, traced, binding), binding.mismatch
+    readers = {view.types[op] for op, _ in view.consumers(_tensor(traced, binding, "y"))}
     for longer in branch.longer:
         rule = longer.rule
         for form in ({},) if rule.adds_activation else rule.forms(view):
             traced = _forward_pattern(rule, dtype, _hashable(variant | form))
+            if not traced.entry <= readers:
+                continue
             # The code of the core runs first, so its nodes are the first ones.
             found = Matcher(traced, view, allow_mismatch=True).resume(binding, traced.outputs)
             if found is not None:
