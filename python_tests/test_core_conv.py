@@ -27,6 +27,10 @@ CASES = [
     (1, (4, 5), 3, 18, (3, 4), (1, 1), (7, 6), (7, 9, 7, 9)),
     (1, (3, 3), 4, 5, (2, 2), (1, 1), (1, 1), (9, 9, 9, 9)),
     (2, (4, 4), 0, 5, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    # Several panels of filters, the last ones whole vectors or not; an output to be streamed.
+    (2, (5, 7), 20, 216, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    (1, (6, 5), 9, 161, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    (1, (130, 256), 3, 128, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     # Few rows: several parts of the depth, several tasks side by side, no depth at all.
     (1, (1, 1), 300, 1030, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (1, (2, 2), 270, 1100, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
@@ -123,14 +127,16 @@ def test_matches_float64(parameters, dtype, core_isa):
     z, gradients = case.reference()
     bias, side, factors = (v.astype(np.float64) for v in (case.bias, case.side, case.scale))
     sums = ((None, z + bias + side), (case.scale, z * factors + bias + side))
-    for (scale, expected), pack_first in itertools.product(sums, (False, True)):
+    for (scale, expected), pack_first, save in itertools.product(sums, *[(False, True)] * 2):
         y, pre = _core.conv_forward(
             *(case.shape(), case.input, case.filters, case.bias, case.side),
             scale=scale,
             activation="relu",
             pack_first=pack_first,
+            save_pre_activation=save,
         )
-        _assert_close(pre, expected, TOLERANCE[dtype])
+        if save:
+            _assert_close(pre, expected, TOLERANCE[dtype])
         _assert_close(y, np.maximum(expected, 0), TOLERANCE[dtype])
     actual = _core.conv_gradient(case.shape(), case.dy, case.input, case.filters)
     for a, e in zip(actual, gradients, strict=True):

@@ -68,12 +68,14 @@ py::tuple Forward(const ConvShape& shape, const py::array& input,
                   const py::array& filters, const OptionalArray& bias,
                   const OptionalArray& side_input, const OptionalArray& scale,
                   const std::string& activation, double alpha, bool pack_first,
-                  int num_threads) {
+                  bool save_pre_activation, int num_threads) {
   const py::dtype dtype = input.dtype();
   Require("input", input, dtype, InputShape(shape));
   Require("filters", filters, dtype, FilterShape(shape));
   const Packed packed(shape, filters, pack_first, num_threads);
-  py::array y(dtype, OutputShape(shape)), pre(dtype, OutputShape(shape));
+  py::array y(dtype, OutputShape(shape));
+  OptionalArray pre;
+  if (save_pre_activation) pre.emplace(dtype, OutputShape(shape));
   const ConvForwardArgs args{
       DTypeOf("input", input),
       shape,
@@ -85,7 +87,7 @@ py::tuple Forward(const ConvShape& shape, const py::array& input,
       Optional("bias", bias, dtype, {shape.out_c}),
       Optional("side_input", side_input, dtype, OutputShape(shape)),
       y.mutable_data(),
-      pre.mutable_data(),
+      pre.has_value() ? pre->mutable_data() : nullptr,
       packed.data()};
   RunForward(args, num_threads);
   return py::make_tuple(y, pre);
@@ -144,11 +146,12 @@ py::tuple ScratchBytes(const ConvShape& shape, int num_threads) {
 void BindConv(py::module_& m) {
   using namespace py::literals;
   BindConvShape(m);
-  m.def("conv_forward", &Forward, "Returns (y, pre_activation).", "shape"_a,
-        "input"_a, "filters"_a, "bias"_a = py::none(),
+  m.def("conv_forward", &Forward,
+        "Returns (y, pre_activation), or (y, None) if that is not to be saved.",
+        "shape"_a, "input"_a, "filters"_a, "bias"_a = py::none(),
         "side_input"_a = py::none(), py::kw_only(), "scale"_a = py::none(),
         "activation"_a = "none", "alpha"_a = 0.2, "pack_first"_a = false,
-        "num_threads"_a = 1);
+        "save_pre_activation"_a = true, "num_threads"_a = 1);
   m.def("conv_gradient", &Gradient,
         "Returns the gradients (input, filters, bias, side_input).", "shape"_a,
         "dy"_a, "input"_a, "filters"_a, "saved"_a = py::none(), py::kw_only(),
