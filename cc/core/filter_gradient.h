@@ -18,6 +18,10 @@ namespace {
 // alone is larger.
 constexpr std::int64_t kPartialSumBytes = 4 << 20;
 constexpr std::int64_t kMaxSlices = 16;
+// Each group of panels gathers x anew, so there are no more than keep all
+// workers busy, and as many as bound what is gathered of dz at a time.
+constexpr std::int64_t kTasksPerWorker = 3;
+constexpr std::int64_t kGroupBytes = 512 << 10;
 // What is gathered of x at a time.
 constexpr std::int64_t kBlockBytes = 384 << 10;
 // The length of a tile's products: long enough that loading and storing its
@@ -68,7 +72,8 @@ void ScatterPanel(const Accumulator<T>* rows, const AddressMap& map,
   }
 }
 
-// How the work is cut; a function of the shape alone.
+// How the work is cut. What is summed in which order is a function of the shape
+// alone; which panels a task has is not.
 struct FilterGradientPlan {
   std::int64_t block;  // channels of x at a time
   std::int64_t pitch, row_pitch;
@@ -88,7 +93,8 @@ struct FilterGradientPlan {
 };
 
 template <class T>
-FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g) {
+FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
+                                      std::int64_t num_workers) {
   using A = Accumulator<T>;
   constexpr std::int64_t kElements = kBlockBytes / sizeof(A);
   const ConvShape& s = g.shape;
@@ -114,8 +120,12 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g) {
   const std::int64_t slice_bytes = p.panels * p.PanelSize<A>() * sizeof(A);
   p.slices =
       Max(Min(Min(p.num_bands, kMaxSlices), kPartialSumBytes / slice_bytes), 1);
+  const std::int64_t groups =
+      CeilDiv(Min(kTasksPerWorker * num_workers, kMaxSlices), p.slices);
+  const std::int64_t panel_bytes =
+      p.bands.rows * p.bands.columns * kTileColumns<A> * sizeof(A);
   p.panels_per_group =
-      CeilDiv(p.panels, Min(p.panels, CeilDiv(kMaxSlices, p.slices)));
+      Min(CeilDiv(p.panels, groups), Max(kGroupBytes / panel_bytes, 1));
   p.groups = CeilDiv(p.panels, p.panels_per_group);
   p.in_place = p.slices == 1 && !kIs16Bit<T> && !s.filters_transposed &&
                s.out_c % kLanes<A> == 0;
@@ -163,7 +173,7 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
     if (g.bias_gradient != nullptr) Zero(g.bias_gradient, s.out_c);
     return true;
   }
-  const FilterGradientPlan p = PlanFilterGradient(g);
+  const FilterGradientPlan p = PlanFilterGradient(g, parallel.num_workers);
   const Bands& bands = p.bands;
   const std::int64_t panel_size = p.PanelSize<A>();
   const bool products = p.rows > 0;
