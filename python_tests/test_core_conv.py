@@ -31,6 +31,8 @@ CASES = [
     (2, (5, 7), 20, 216, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (1, (6, 5), 9, 161, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     (1, (130, 256), 3, 128, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    # Few pixels of so many channels that blocks of filters meet more than a usual band.
+    (1, (6, 10), 3072, 40, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     # Few rows: several parts of the depth, several tasks side by side, no depth at all.
     (1, (1, 1), 300, 1030, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (1, (2, 2), 270, 1100, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
