@@ -192,7 +192,7 @@ def cuda_code():
 
 
 def isa():
-    """Returns the name of the instruction set in use: "portable", "avx2" or "avx512"."""
+    """Returns the name of the instruction set in use: "portable", "avx2", "avx512" or "avx512_bf16"."""
     return _handle.tfo_isa().decode()
 
 
@@ -205,7 +205,7 @@ def set_isa(name):
     """Chooses the instruction set for all following op executions.
 
     Args:
-        name: "portable", "avx2" or "avx512".
+        name: "portable", "avx2", "avx512" or "avx512_bf16".
 
     Raises:
         ValueError: The name is unknown, or this processor lacks the instruction set.

@@ -3,6 +3,7 @@
 #ifndef TFO_CC_CORE_ADDRESS_MAP_H_
 #define TFO_CC_CORE_ADDRESS_MAP_H_
 
+#include "cc/core/operand.h"
 #include "cc/core/vector_math.h"
 
 namespace tfo::TFO_ISA {
@@ -41,27 +42,44 @@ struct Source {
   Accumulator<T> alpha;
 };
 
-template <class T, class Transform>
-TFO_INLINE void CopyRun(const T* from, const T* saved, std::int64_t n,
-                        Accumulator<T>* to, Transform transform) {
+// Takes a vector as it is.
+struct Unchanged {
+  template <class V, class T>
+  TFO_INLINE V operator()(V v, const T*, std::int64_t, int) const {
+    return v;
+  }
+};
+
+template <class T, class To, class Transform>
+TFO_INLINE void CopyRun(const T* from, const T* saved, std::int64_t n, To* to,
+                        Transform transform) {
   constexpr int lanes = kLanes<Accumulator<T>>;
+  if constexpr (std::is_same_v<T, To> && std::is_same_v<Transform, Unchanged>) {
+    __builtin_memcpy(to, from, static_cast<std::size_t>(n) * sizeof(T));
+    return;
+  }
   std::int64_t i = 0;
   for (; i + lanes <= n; i += lanes)
-    Store(to + i, transform(LoadAs(from + i), saved, i, lanes));
+    StoreAs(to + i, transform(LoadAs(from + i), saved, i, lanes));
   if (i < n) {
     const int rest = static_cast<int>(n - i);
-    StorePartial(
+    StoreAsPartial(
         to + i, transform(LoadAsPartial(from + i, rest), saved, i, rest), rest);
   }
 }
 
 // Copies one row of a box that lies inside the image. Channels are the fast
-// axis of `to`; columns are `pitch` apart.
-template <class T, class Transform>
+// axis of `to`; columns are `pitch` apart. The last operand of a column is
+// filled with zero.
+template <class T, class To, class Transform>
 void CopyRow(const T* from, const T* saved, const AddressMap& map,
-             std::int64_t columns, std::int64_t channels, Accumulator<T>* to,
+             std::int64_t columns, std::int64_t channels, To* to,
              std::int64_t pitch, Transform transform) {
   constexpr int lanes = kLanes<Accumulator<T>>;
+  if (std::is_same_v<To, ElementOf<Operand<T>>> &&
+      channels % kElements<Operand<T>> != 0) {
+    for (std::int64_t j = 0; j < columns; ++j) to[j * pitch + channels] = {};
+  }
   if (map.c == 1) {
     if (map.w == channels && pitch == channels) {
       return CopyRun(from, saved, columns * channels, to, transform);
@@ -80,8 +98,10 @@ void CopyRow(const T* from, const T* saved, const AddressMap& map,
       const T* p = from + at;
       const Vec<Accumulator<T>> v =
           transform(n == lanes ? LoadAs(p) : LoadAsPartial(p, n), saved, at, n);
-      Accumulator<T>* column = to + j * pitch + c;
-      for (int i = 0; i < n; ++i) column[i * pitch] = v[i];
+      To elements[lanes];
+      StoreAs(elements, v);
+      To* column = to + j * pitch + c;
+      for (int i = 0; i < n; ++i) column[i * pitch] = elements[i];
     }
   }
 }
@@ -91,12 +111,11 @@ TFO_INLINE void Zero(A* to, std::int64_t n) {
   __builtin_memset(to, 0, static_cast<std::size_t>(n) * sizeof(A));
 }
 
-template <class T, class Transform>
+template <class T, class To, class Transform>
 TFO_INLINE void GatherRows(const Source<T>& source, const AddressMap& map,
                            std::int64_t n, std::int64_t height,
-                           std::int64_t width, const Box& box,
-                           Accumulator<T>* to, std::int64_t pitch,
-                           Transform transform) {
+                           std::int64_t width, const Box& box, To* to,
+                           std::int64_t pitch, Transform transform) {
   const std::int64_t first = box.w < 0 ? -box.w : 0;
   std::int64_t last = width - box.w < box.columns ? width - box.w : box.columns;
   if (last < first) last = first;
@@ -115,19 +134,18 @@ TFO_INLINE void GatherRows(const Source<T>& source, const AddressMap& map,
   }
 }
 
-// Brings a box of image n into `to` as [rows, columns, pitch] accumulators,
-// pitch >= channels, zero beyond the image. Elements between channels and pitch
-// are left as they are inside the image.
-template <class T>
+// Brings a box of image n into `to` as [rows, columns, pitch] accumulators or
+// elements of operands, pitch >= channels, zero beyond the image. What lies
+// between the last operand of a column and pitch is left as it is inside the
+// image.
+template <class T, class To>
 void Gather(const Source<T>& source, const AddressMap& map, std::int64_t n,
-            std::int64_t height, std::int64_t width, const Box& box,
-            Accumulator<T>* to, std::int64_t pitch) {
+            std::int64_t height, std::int64_t width, const Box& box, To* to,
+            std::int64_t pitch) {
   using A = Accumulator<T>;
   using V = Vec<A>;
   if (source.saved == nullptr) {
-    GatherRows(source, map, n, height, width, box, to, pitch,
-               [](V v, const T*, std::int64_t, int)
-                   TFO_INLINE_LAMBDA { return v; });
+    GatherRows(source, map, n, height, width, box, to, pitch, Unchanged{});
     return;
   }
   const V alpha = Splat(source.alpha);

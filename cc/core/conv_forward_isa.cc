@@ -28,7 +28,7 @@ bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
        AddressMap::Of(s.out_h, s.out_w, s.out_c, s.output_channels_first),
        static_cast<const T*>(args.scale)},
       nullptr,
-      reads_packed ? static_cast<const Accumulator<T>*>(args.packed_filters)
+      reads_packed ? static_cast<const Operand<T>*>(args.packed_filters)
                    : nullptr};
   return HasFewRows(s, taps) ? CorrelateFewRows(c, parallel, scratch)
                              : Correlate(c, parallel, scratch);
@@ -42,7 +42,9 @@ std::int64_t PackedBytes(const ConvShape& shape, const Scratch& scratch) {
   if (taps.taps == nullptr) return 0;
   ForwardTaps(s, &taps);
   if (!ReadsPacked(s, taps)) return 0;
-  const std::int64_t rows = s.kernel_h * s.kernel_w * s.in_c, size = sizeof(A);
+  const std::int64_t rows =
+      s.kernel_h * s.kernel_w * NumOperands<T>(s.in_c);
+  const std::int64_t size = sizeof(Operand<T>);
   return NumPanels<A>(s.out_c) * kTileColumns<A> * rows * size;
 }
 
@@ -53,7 +55,7 @@ bool Pack(const ConvShape& s, const void* filters, const Parallel& parallel,
   if (taps.taps == nullptr) return false;
   AllTaps(s, &taps);
   PackFilters(static_cast<const T*>(filters), FilterMapOf(s), taps, s.in_c,
-              s.out_c, static_cast<Accumulator<T>*>(packed), parallel);
+              s.out_c, static_cast<Operand<T>*>(packed), parallel);
   return true;
 }
 

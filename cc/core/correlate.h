@@ -44,13 +44,13 @@ struct Correlation {
   FilterMap filter_map;
   Epilogue<T> epilogue;
   const PixelBlock* block = nullptr;  // null: a grid pixel is one of the output
-  const Accumulator<T>* packed = nullptr;  // the filters, if they are packed
+  const Operand<T>* packed = nullptr;  // the filters, if they are packed
 };
 
 // A tile of a band: what it reads, and where its results go.
-template <class A>
+template <class E>
 struct Place {
-  const A* from;
+  const E* from;
   std::int64_t i, j;  // of the grid
   std::int64_t at;    // of the output
   int rows;
@@ -76,8 +76,8 @@ struct CorrelationPlan {
   std::int64_t block_rows;  // of filters
 
   std::int64_t PanelGroups() const { return CeilDiv(panels, panels_per_task); }
-  // Elements of a worker's memory: what is gathered, a block of filters, the
-  // sums of tiles between blocks, and a finished tile.
+  // A worker's memory: operands that are gathered and a block of filters; sums
+  // of tiles between blocks and a finished tile.
   static constexpr std::int64_t kTileSize = kTileRows * kColumns;
   std::int64_t BandSize() const {
     return direct
@@ -90,9 +90,8 @@ struct CorrelationPlan {
   std::int64_t SumsSize() const {
     return late ? panels_together * kFewTiles * kTileSize : 0;
   }
-  std::int64_t WorkerSize() const {
-    return BandSize() + BlockSize() + SumsSize() + kTileSize + kColumns;
-  }
+  std::int64_t WorkerOperands() const { return BandSize() + BlockSize(); }
+  std::int64_t WorkerSums() const { return SumsSize() + kTileSize + kColumns; }
 };
 
 template <class T>
@@ -101,10 +100,12 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
   const Windows<T>& x = c.x;
   CorrelationPlan<T> p;
   p.panels = NumPanels<A>(c.out_channels);
-  p.direct = x.ReadDirectly() && PixelPitch<A>(x.channels) == x.channels;
-  p.pitch = p.direct ? x.map.w : PixelPitch<A>(x.channels);
+  constexpr int kElementsOf = kElements<Operand<T>>;
+  const std::int64_t channels = x.TapDepth();
+  p.direct = x.ReadDirectly() && PixelPitch<A>(channels) == channels;
+  p.pitch = p.direct ? x.map.w / kElementsOf : PixelPitch<A>(channels);
   const std::int64_t grid = x.batch * x.grid_h * x.grid_w;
-  const std::int64_t depth = Max(x.taps.count * x.channels, 1);
+  const std::int64_t depth = Max(x.taps.count * channels, 1);
   const std::int64_t work = depth * p.panels * kTileColumns<A>;
   const std::int64_t wanted =
       Max(Min(grid * work / kTaskWork, kWantedTasks), 1);
@@ -118,11 +119,12 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
           : CutIntoBands(x, p.pitch,
                          Max(CeilDiv(grid, wanted_bands), kTileRows),
                          kBandBytes);
-  p.row_pitch = p.direct ? x.map.h : p.bands.source_columns * p.pitch;
+  p.row_pitch =
+      p.direct ? x.map.h / kElementsOf : p.bands.source_columns * p.pitch;
   p.num_bands = x.batch * p.bands.down * p.bands.across;
   p.panels_per_task =
       CeilDiv(p.panels, Min(p.panels, CeilDiv(wanted, p.num_bands)));
-  constexpr std::int64_t kPanelsElements = kPanelsBytes / sizeof(A);
+  constexpr std::int64_t kPanelsOperands = kPanelsBytes / sizeof(Operand<T>);
   p.joined = kRowsAnywhere && c.block == nullptr && p.bands.across == 1 &&
              c.epilogue.map.h == x.grid_w * c.epilogue.map.w;
   p.late = few && c.packed == nullptr && p.num_bands == 1 &&
@@ -133,9 +135,9 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
             p.panels);
     p.panels_per_task =
         CeilDiv(p.panels_per_task, p.panels_together) * p.panels_together;
-    p.block_rows = kPanelsElements / (p.panels_together * kTileColumns<A>);
+    p.block_rows = kPanelsOperands / (p.panels_together * kTileColumns<A>);
   } else {
-    p.panels_together = Max(kPanelsElements / (depth * kTileColumns<A>), 1);
+    p.panels_together = Max(kPanelsOperands / (depth * kTileColumns<A>), 1);
     p.block_rows = depth;
   }
   return p;
@@ -145,6 +147,7 @@ template <class T>
 bool Correlate(const Correlation<T>& c, const Parallel& parallel,
                const Scratch& scratch) {
   using A = Accumulator<T>;
+  using E = Operand<T>;
   const Windows<T>& x = c.x;
   constexpr int kColumns = kTileColumns<A>;
   if (x.batch * x.grid_h * x.grid_w * c.out_channels == 0) return true;
@@ -156,14 +159,15 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
       epilogue.ShouldStream(x.batch * x.grid_h * x.grid_w * c.out_channels);
 
   Depth depth{p.block_rows};
-  if (!CutDepth(x.taps, x.channels, p.pitch, p.row_pitch, scratch, &depth))
+  if (!CutDepth(x.taps, x.TapDepth(), p.pitch, p.row_pitch, scratch, &depth))
     return false;
   const std::int64_t num_rows = depth.begin[depth.count];  // of filters
-  A* own = scratch.Allocate<A>(p.WorkerSize() * parallel.num_workers);
-  if (own == nullptr) return false;
-  const A* packed = c.packed;
+  E* own = scratch.Allocate<E>(p.WorkerOperands() * parallel.num_workers);
+  A* own_sums = scratch.Allocate<A>(p.WorkerSums() * parallel.num_workers);
+  if (own == nullptr || own_sums == nullptr) return false;
+  const E* packed = c.packed;
   if (packed == nullptr && !p.late) {
-    A* to = scratch.Allocate<A>(p.panels * num_rows * kColumns);
+    E* to = scratch.Allocate<E>(p.panels * num_rows * kColumns);
     if (to == nullptr) return false;
     if (c.block != nullptr) {
       PackBlockFilters(c.filters, c.filter_map, x.taps, x.channels, *c.block,
@@ -187,18 +191,18 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
     const std::int64_t columns = Min(bands.columns, x.grid_w - j0);
     const std::int64_t h = i0 * x.stride_h + x.taps.min_h,
                        w = j0 * x.stride_w + x.taps.min_w;
-    A* const gathered = own + worker * p.WorkerSize();
-    A* const block_filters = gathered + p.BandSize();
-    A* const sums = block_filters + p.BlockSize();
+    E* const gathered = own + worker * p.WorkerOperands();
+    E* const block_filters = gathered + p.BandSize();
+    A* const sums = own_sums + worker * p.WorkerSums();
     A* const finished = sums + p.SumsSize();
-    const A* from = gathered;
+    const E* from = gathered;
     if (p.direct) {
-      // Direct reading means that T is A.
-      from = reinterpret_cast<const A*>(x.source.data + x.map.Offset(n, h, w));
+      from = reinterpret_cast<const E*>(x.source.data + x.map.Offset(n, h, w));
     } else if (x.taps.count > 0) {
       Gather(x.source, x.map, n, x.height, x.width,
              {h, w, 0, bands.source_rows, bands.source_columns, x.channels},
-             gathered, p.pitch);
+             reinterpret_cast<ElementOf<E>*>(gathered),
+             p.pitch * kElements<E>);
     }
     const EvenParts parts(p.joined ? rows * columns : columns, kTileRows);
     const std::int64_t tiles = (p.joined ? 1 : rows) * parts.count();
@@ -215,7 +219,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
       const std::int64_t j = parts.Begin(part) % columns;
       const std::int64_t line = x.stride_h * p.row_pitch,
                          pixel = x.stride_w * p.pitch;
-      Place<A> to;
+      Place<E> to;
       to.from = from + i * line + j * pixel;
       to.i = i0 + i;
       to.j = j0 + j;
@@ -242,9 +246,9 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
     // Adds segments [begin, end) to the tiles of `panel` and of as many behind
     // it, up to `last_panel`, as can be computed together; returns how many.
     // `b` are the filters of the first.
-    const auto compute = [&](const Place<A>& to, std::int64_t panel,
+    const auto compute = [&](const Place<E>& to, std::int64_t panel,
                              std::int64_t last_panel, std::int64_t begin,
-                             std::int64_t end, const A* b,
+                             std::int64_t end, const E* b,
                              std::int64_t panel_stride, A* sum) {
       const std::int64_t first = Max(begin, to.first);
       const std::int64_t last = Min(end, to.last);
@@ -256,7 +260,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
           Min(c.out_channels, last_panel * kColumns) - channel;
       const int num_columns = static_cast<int>(Min(columns, kColumns));
       if (starts && finishes) sum = finished;
-      TileOperands<A> tile{
+      TileOperands<E> tile{
           to.from,
           to.row_offset,
           1,
@@ -283,7 +287,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
                           Min(columns, tile.num_panels * kColumns), &prefetch);
         lookahead.Advance(tile.num_panels, &prefetch);
       }
-      SelectTile<A, true>(to.rows, num_columns)(tile);
+      SelectTile<E, true>(to.rows, num_columns)(tile);
       if (!finishes || in_tile) return tile.num_panels;
       if (c.block == nullptr) {
         WriteTile(epilogue, to.at, channel, sum, to.rows, num_columns);
@@ -300,7 +304,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
       do {
         const std::int64_t end = depth.BlockEnd(begin);
         const std::int64_t row = depth.begin[begin];
-        const A* b = packed + (first * num_rows + row) * kColumns;
+        const E* b = packed + (first * num_rows + row) * kColumns;
         std::int64_t panel_stride = num_rows * kColumns;
         if (p.late) {
           b = block_filters;
@@ -311,7 +315,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
                    panel_stride, block_filters);
         }
         for (std::int64_t t = 0; t < tiles; ++t) {
-          const Place<A> to = place(t);
+          const Place<E> to = place(t);
           for (std::int64_t panel = first; panel < last;) {
             panel +=
                 compute(to, panel, last, begin, end,

@@ -16,11 +16,14 @@ extern const Kernels kKernels;
 namespace avx512 {
 extern const Kernels kKernels;
 }
+namespace avx512_bf16 {
+extern const Kernels kKernels;
+}
 #endif
 
 namespace {
 
-constexpr int kMaxIsas = 3;
+constexpr int kMaxIsas = 4;
 
 struct Available {
   const Kernels* tables[kMaxIsas];
@@ -35,12 +38,15 @@ struct Available {
       return;
     }
     tables[count++] = &avx2::kKernels;
-    if (__builtin_cpu_supports("avx512f") &&
-        __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq")) {
-      tables[count++] = &avx512::kKernels;
+    if (!__builtin_cpu_supports("avx512f") ||
+        !__builtin_cpu_supports("avx512vl") ||
+        !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512dq")) {
+      return;
     }
+    tables[count++] = &avx512::kKernels;
+    if (__builtin_cpu_supports("avx512bf16"))
+      tables[count++] = &avx512_bf16::kKernels;
 #endif
   }
 

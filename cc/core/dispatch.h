@@ -29,8 +29,9 @@ struct Kernels {
 // TF_FUSED_OPS_ISA or SetIsa says otherwise.
 const Kernels& ActiveKernels();
 
-// Selects "portable", "avx2" or "avx512" for the calls that follow. False, and
-// nothing changes, if the name is unknown or the CPU lacks it.
+// Selects "portable", "avx2", "avx512" or "avx512_bf16" for the calls that
+// follow. False, and nothing changes, if the name is unknown or the CPU lacks
+// it.
 bool SetIsa(const char* name);
 
 // The i-th instruction set that this CPU can run, from the portable one up;

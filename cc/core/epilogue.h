@@ -38,7 +38,7 @@ struct Epilogue {
   // through memory less.
   TFO_INLINE bool LeaveToTile(std::int64_t at, std::int64_t channel,
                               int columns,
-                              TileOperands<Accumulator<T>>* tile) const {
+                              TileOperands<Operand<T>>* tile) const {
     if constexpr (!kIs16Bit<T>) {
       if (map.c == 1 && columns % kLanes<T> == 0 && pre_activation == nullptr &&
           (activation == Activation::kNone ||

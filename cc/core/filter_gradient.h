@@ -10,6 +10,7 @@
 #define TFO_CC_CORE_FILTER_GRADIENT_H_
 
 #include "cc/core/correlate.h"
+#include "cc/core/pixel_operands.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -77,6 +78,9 @@ void ScatterPanel(const Accumulator<T>* rows, const AddressMap& map,
 struct FilterGradientPlan {
   std::int64_t block;  // channels of x at a time
   std::int64_t pitch, row_pitch;
+  std::int64_t k_stride;  // between operands of a line
+  std::int64_t columns;   // gathered for a band
+  PairedColumns pairs;
   bool direct;
   Bands bands;
   std::int64_t num_bands, panels, rows;
@@ -96,23 +100,33 @@ template <class T>
 FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
                                       std::int64_t num_workers) {
   using A = Accumulator<T>;
-  constexpr std::int64_t kElements = kBlockBytes / sizeof(A);
+  constexpr std::int64_t kOperands = kBlockBytes / sizeof(Operand<T>);
   const ConvShape& s = g.shape;
   FilterGradientPlan p;
-  p.direct = g.x.ReadDirectly() && PixelPitch<A>(s.in_c) == s.in_c;
+  constexpr bool kPaired = kElements<Operand<T>> > 1;
+  p.direct =
+      !kPaired && g.x.ReadDirectly() && PixelPitch<A>(s.in_c) == s.in_c;
   // Many channels are taken in blocks, so that a band holds enough pixels.
   // Blocks of neighbouring taps must not touch: their rows of dw do not.
   p.block = s.in_c;
   p.pitch = p.direct ? g.x.map.w : PixelPitch<A>(s.in_c);
   const std::int64_t fitting =
-      Max(kElements / (kPixelsPerBand * g.x.stride_h * g.x.stride_w), 64) /
+      Max(kOperands / (kPixelsPerBand * g.x.stride_h * g.x.stride_w), 64) /
       kTileRows * kTileRows;
   if (!p.direct && s.in_c > fitting + fitting / 2) {
     p.block = fitting;
     p.pitch = p.block + kLanes<A>;
   }
   p.bands = CutIntoBands(g.x, p.pitch, kPixelsPerBand, kBandBytes);
-  p.row_pitch = p.direct ? g.x.map.h : p.bands.source_columns * p.pitch;
+  // Under taps above each other, every other pixel only begins a pair.
+  const bool alternate = kPaired && g.x.taps.PerRow() == 1 &&
+                         g.x.stride_w == 1 && g.x.map.c == 1;
+  p.pairs = {alternate ? 2 : 1, g.x.stride_w};
+  p.columns = alternate ? NumOperands<T>(p.bands.columns)
+                        : p.bands.source_columns;
+  p.k_stride =
+      (alternate ? 1 : kElements<Operand<T>> * g.x.stride_w) * p.pitch;
+  p.row_pitch = p.direct ? g.x.map.h : p.columns * p.pitch;
   p.num_bands = s.batch * p.bands.down * p.bands.across;
   p.panels = NumPanels<A>(s.out_c);
   p.rows = g.filters_gradient == nullptr ? 0 : g.x.taps.count * s.in_c;
@@ -162,7 +176,9 @@ template <class T>
 bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
                            const Scratch& scratch) {
   using A = Accumulator<T>;
+  using E = Operand<T>;
   constexpr int kColumns = kTileColumns<A>;
+  constexpr bool kPaired = kElements<E> > 1;
   const ConvShape& s = g.shape;
   const bool empty = s.batch * s.out_h * s.out_w * s.out_c == 0;
   if (g.filters_gradient != nullptr &&
@@ -181,16 +197,21 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
   const std::int64_t row_stride = p.in_place ? map.row : kColumns;
   const std::int64_t x_size =
       products && !p.direct
-          ? bands.source_rows * bands.source_columns * p.pitch + kLanes<A>
+          ? bands.source_rows * p.columns * p.pitch + kLanes<A>
           : 0;
-  const std::int64_t dz_panel_size = bands.rows * bands.columns * kColumns;
+  const std::int64_t dz_panel_size =
+      bands.rows * NumOperands<T>(bands.columns) * kColumns;
+  // dz as numbers, before they are paired.
+  const std::int64_t numbers_size =
+      kPaired ? bands.rows * bands.columns * kColumns : 0;
   const std::int64_t worker_size = x_size + p.panels_per_group * dz_panel_size;
   Segment* runs = scratch.Allocate<Segment>(g.x.taps.count + 1);
   Segment* lines = scratch.Allocate<Segment>(2 * bands.rows);
   A* partial = scratch.Allocate<A>(p.slices * p.panels * panel_size);
-  A* gathered = scratch.Allocate<A>(worker_size * parallel.num_workers);
+  E* gathered = scratch.Allocate<E>(worker_size * parallel.num_workers);
+  A* numbers = scratch.Allocate<A>(numbers_size * parallel.num_workers);
   if (runs == nullptr || lines == nullptr || partial == nullptr ||
-      gathered == nullptr) {
+      gathered == nullptr || numbers == nullptr) {
     return false;
   }
   // Rows of dw that lie together under x: a tap's channels, or those of several
@@ -203,9 +224,10 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
   // band across.
   for (std::int64_t i = 0; i < bands.rows; ++i) {
     const std::int64_t offset = i * g.x.stride_h * p.row_pitch;
-    lines[i] = {offset, bands.columns};
-    lines[bands.rows + i] = {offset,
-                             s.out_w - (bands.across - 1) * bands.columns};
+    lines[i] = {offset, NumOperands<T>(bands.columns)};
+    lines[bands.rows + i] = {
+        offset,
+        NumOperands<T>(s.out_w - (bands.across - 1) * bands.columns)};
   }
 
   auto task = [&](std::int64_t index, int worker) {
@@ -214,8 +236,8 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
     const std::int64_t last_panel =
         Min(p.panels, first_panel + p.panels_per_group);
     A* sums = partial + slice * p.panels * panel_size;
-    A* x_band = gathered + worker * worker_size;
-    A* dz_band = x_band + x_size;
+    E* x_band = gathered + worker * worker_size;
+    E* dz_band = x_band + x_size;
     const std::int64_t first_band = p.num_bands * slice / p.slices;
     const std::int64_t last_band = p.num_bands * (slice + 1) / p.slices;
     for (std::int64_t band = first_band; band < last_band; ++band) {
@@ -229,7 +251,13 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
         const std::int64_t channel = panel * kColumns;
         const Box box{i0,     j0,    channel,
                       height, width, Min(s.out_c - channel, kColumns)};
-        A* dz = dz_band + (panel - first_panel) * dz_panel_size;
+        E* const dz_operands = dz_band + (panel - first_panel) * dz_panel_size;
+        A* dz;
+        if constexpr (kPaired) {
+          dz = numbers + worker * numbers_size;
+        } else {
+          dz = dz_operands;
+        }
         Gather(g.dz, g.dz_map, n, s.out_h, s.out_w, box, dz, kColumns);
         if (g.bias_gradient != nullptr) {
           SumColumns(dz, height * width,
@@ -238,6 +266,7 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
         if (g.side_input_gradient != nullptr) {
           ScatterPanel(dz, g.dz_map, n, box, g.side_input_gradient);
         }
+        if constexpr (kPaired) PairRows(dz, height, width, dz_operands);
       }
       const std::int64_t h = i0 * g.x.stride_h + g.x.taps.min_h;
       const std::int64_t w = j0 * g.x.stride_w + g.x.taps.min_w;
@@ -253,10 +282,14 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
       PrefetchList prefetch;
       for (std::int64_t c0 = 0; products && c0 < s.in_c; c0 += p.block) {
         const std::int64_t channels = Min(p.block, s.in_c - c0);
-        const A* x = x_band;
+        const E* x = x_band;
         if (p.direct) {
-          x = reinterpret_cast<const A*>(g.x.source.data +
+          x = reinterpret_cast<const E*>(g.x.source.data +
                                          g.x.map.Offset(n, h, w));
+        } else if constexpr (kPaired) {
+          GatherPairs(g.x.source, g.x.map, n, g.x.height, g.x.width,
+                      {h, w, c0, bands.source_rows, p.columns, channels},
+                      p.pairs, x_band, p.pitch);
         } else {
           Gather(g.x.source, g.x.map, n, g.x.height, g.x.width,
                  {h, w, c0, bands.source_rows, bands.source_columns, channels},
@@ -277,9 +310,9 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
             const Segment* const inside_lines =
                 (width == bands.columns ? lines : lines + bands.rows) +
                 inside.begin;
-            const A* const dz = dz_band +
-                                (panel - first_panel) * dz_panel_size +
-                                inside.begin * width * kColumns;
+            const E* const dz =
+                dz_band + (panel - first_panel) * dz_panel_size +
+                inside.begin * NumOperands<T>(width) * kColumns;
             A* row = sums + panel * panel_size + first_row * kColumns;
             if (p.in_place) {
               // That means that T is A.
@@ -295,9 +328,8 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
                            row_stride * static_cast<std::int64_t>(sizeof(A)));
               x_ahead.Advance(1, &prefetch);
               dz_ahead.Advance(1, &prefetch);
-              SelectTile<A, false>(num_rows, num_columns)(
-                  {x + runs[run].offset + i, nullptr, g.x.stride_w * p.pitch,
-                   inside_lines, inside.end - inside.begin, dz, kColumns,
+              SelectTile<E, false>(num_rows, num_columns)(
+                  {x + runs[run].offset + i, nullptr, p.k_stride, inside_lines, inside.end - inside.begin, dz, kColumns,
                    accumulate ? c : nullptr, row_stride, c, row_stride,
                    &prefetch});
               i += num_rows;

@@ -9,6 +9,7 @@
 #ifndef TFO_CC_CORE_MICRO_KERNEL_H_
 #define TFO_CC_CORE_MICRO_KERNEL_H_
 
+#include "cc/core/operand.h"
 #include "cc/core/streaming.h"
 
 namespace tfo::TFO_ISA {
@@ -52,14 +53,16 @@ struct PrefetchList {
   }
 };
 
-template <class A>
+template <class E>
 struct TileOperands {
-  const A* a;
+  using A = Accumulator<E>;
+
+  const E* a;
   const std::int64_t* row_offset;
   std::int64_t k_stride;
   const Segment* segments;
   std::int64_t num_segments;
-  const A* b;
+  const E* b;
   std::int64_t b_stride;
   const A* start;  // what sums begin from; null: zero
   std::int64_t start_stride;
@@ -79,8 +82,8 @@ struct TileOperands {
 
 // Rows of b asked for ahead of their use, from the second-level cache.
 constexpr int kRowsAhead = 16;
-template <class A>
-constexpr int kLineElements = 64 / sizeof(A);
+template <class E>
+constexpr int kLineOperands = 64 / sizeof(E);
 
 // Short tiles hold several sums for each element, of every n-th k: as many
 // multiply-adds are under way at a time as the processor has room for.
@@ -98,10 +101,10 @@ constexpr int kStepsPerLine =
 
 // Column k of the tile's rows of a: rows with addresses of their own, equally
 // far apart, or together in memory.
-template <class A, int kRows, bool kContiguousK>
+template <class E, int kRows, bool kContiguousK>
 class Rows {
  public:
-  TFO_INLINE explicit Rows(const TileOperands<A>& t)
+  TFO_INLINE explicit Rows(const TileOperands<E>& t)
       : begin_(t.a),
         offset_(t.row_offset),
         row_stride_(kContiguousK && kRows > 1 ? t.row_offset[1] : 1),
@@ -123,25 +126,26 @@ class Rows {
       at_[0] += k_stride_;
     }
   }
-  TFO_INLINE A operator[](int i) const {
+  TFO_INLINE E operator[](int i) const {
     return kPointers ? at_[i][k_] : at_[0][i * row_stride_];
   }
 
  private:
   static constexpr bool kPointers = kContiguousK && kRowsAnywhere;
 
-  const A* const begin_;
+  const E* const begin_;
   const std::int64_t* const offset_;
   const std::int64_t row_stride_, k_stride_;
-  const A* at_[kPointers ? kRows : 1];
+  const E* at_[kPointers ? kRows : 1];
   std::int64_t k_;
 };
 
 // What is done to a tile's sums before they are stored, from column `column`
 // on.
-template <class A, int kRows, int kVectors>
-TFO_INLINE void Finish(const TileOperands<A>& t, std::int64_t column,
-                       Vec<A> (&sum)[kRows][kVectors]) {
+template <class E, int kRows, int kVectors>
+TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t column,
+                       Vec<Accumulator<E>> (&sum)[kRows][kVectors]) {
+  using A = Accumulator<E>;
   if (t.scale != nullptr) {
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
@@ -192,12 +196,13 @@ TFO_INLINE void Finish(const TileOperands<A>& t, std::int64_t column,
   }
 }
 
-template <class A, int kRows, int kVectors, bool kContiguousK>
-void Tile(const TileOperands<A>& t) {
+template <class E, int kRows, int kVectors, bool kContiguousK>
+void Tile(const TileOperands<E>& t) {
+  using A = Accumulator<E>;
   constexpr int kParts = kSums<kRows, kVectors>;
   constexpr int kSteps = kStepsPerLine<kRows, kVectors>;
   const std::int64_t b_stride = t.b_stride;
-  Rows<A, kRows, kContiguousK> rows(t);
+  Rows<E, kRows, kContiguousK> rows(t);
   // The last entry, a line in use, is repeated until the tile is done.
   const void** const lines = t.prefetch->lines;
   lines[t.prefetch->count] = t.b;
@@ -206,7 +211,7 @@ void Tile(const TileOperands<A>& t) {
     const void* const* const last_line =
         lines + t.prefetch->count * (panel + 1) / t.num_panels;
     const std::int64_t column = panel * kVectors * kLanes<A>;
-    const A* b = t.b + panel * t.b_panel;
+    const E* b = t.b + panel * t.b_panel;
     Vec<A> sums[kParts][kRows][kVectors]{};
     auto& sum = sums[0];
     if (t.start != nullptr) {
@@ -219,16 +224,17 @@ void Tile(const TileOperands<A>& t) {
     }
     const auto step = [&](auto& to) TFO_INLINE_LAMBDA {
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors * kLanes<A>; j += kLineElements<A>)
+      for (int j = 0; j < kVectors * kLanes<A>; j += kLineOperands<E>)
         __builtin_prefetch(b + kRowsAhead * b_stride + j, 0, 3);
       Vec<A> row[kVectors];
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j) row[j] = Load(b + j * kLanes<A>);
 #pragma GCC unroll 16
       for (int i = 0; i < kRows; ++i) {
-        const A element = rows[i];
+        const E operand = rows[i];
 #pragma GCC unroll 4
-        for (int j = 0; j < kVectors; ++j) to[i][j] += element * row[j];
+        for (int j = 0; j < kVectors; ++j)
+          to[i][j] = Accumulate(to[i][j], operand, row[j]);
       }
       rows.Advance();
       b += b_stride;
@@ -253,26 +259,26 @@ void Tile(const TileOperands<A>& t) {
         for (int j = 0; j < kVectors; ++j) sum[i][j] += sums[part][i][j];
       }
     }
-    Finish<A, kRows, kVectors>(t, column, sum);
+    Finish<E, kRows, kVectors>(t, column, sum);
   }
 }
 
-template <class A>
-using TileFunction = void (*)(const TileOperands<A>&);
+template <class E>
+using TileFunction = void (*)(const TileOperands<E>&);
 
-template <class A, bool kContiguousK, int kVectors, int... kRowsMinusOne>
+template <class E, bool kContiguousK, int kVectors, int... kRowsMinusOne>
 struct TileRow {
-  static constexpr TileFunction<A> kFunctions[] = {
-      &Tile<A, kRowsMinusOne + 1, kVectors, kContiguousK>...};
+  static constexpr TileFunction<E> kFunctions[] = {
+      &Tile<E, kRowsMinusOne + 1, kVectors, kContiguousK>...};
 };
 
-template <class A, bool kContiguousK, int kVectors>
-TFO_INLINE TileFunction<A> SelectRows(int rows) {
+template <class E, bool kContiguousK, int kVectors>
+TFO_INLINE TileFunction<E> SelectRows(int rows) {
 #if defined(__AVX512F__)
-  using Row = TileRow<A, kContiguousK, kVectors, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9,
+  using Row = TileRow<E, kContiguousK, kVectors, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9,
                       10, 11, 12, 13>;
 #else
-  using Row = TileRow<A, kContiguousK, kVectors, 0, 1, 2, 3, 4, 5>;
+  using Row = TileRow<E, kContiguousK, kVectors, 0, 1, 2, 3, 4, 5>;
 #endif
   return Row::kFunctions[rows - 1];
 }
@@ -280,10 +286,11 @@ TFO_INLINE TileFunction<A> SelectRows(int rows) {
 // The tile of `rows` rows and `columns` columns; c must have room for whole
 // vectors. `k_stride` counts only where not kContiguousK, and `row_offset` only
 // where kContiguousK.
-template <class A, bool kContiguousK>
-TFO_INLINE TileFunction<A> SelectTile(int rows, int columns) {
-  return columns > kLanes<A> ? SelectRows<A, kContiguousK, 2>(rows)
-                             : SelectRows<A, kContiguousK, 1>(rows);
+template <class E, bool kContiguousK>
+TFO_INLINE TileFunction<E> SelectTile(int rows, int columns) {
+  return columns > kLanes<Accumulator<E>>
+             ? SelectRows<E, kContiguousK, 2>(rows)
+             : SelectRows<E, kContiguousK, 1>(rows);
 }
 
 }  // namespace

@@ -26,9 +26,8 @@ std::int64_t Chains(std::int64_t rounds) {
   return 2 * rounds * kChains * kLanes<A>;
 }
 
-#if defined(__AVX512F__)
-__attribute__((target("avx512bf16"))) std::int64_t BFloat16Chains(
-    std::int64_t rounds) {
+#if defined(__AVX512BF16__)
+std::int64_t BFloat16Chains(std::int64_t rounds) {
   __m512 sums[kChains];
   __m512bh factor = (__m512bh)_mm512_set1_epi16(0x3f00);  // 0.5
   Opaque(factor);
@@ -48,10 +47,8 @@ CopyFunction Copy;
 
 std::int64_t MultiplyAdd(DType dtype, std::int64_t rounds) {
   if (dtype == DType::kDouble) return Chains<double>(rounds);
-#if defined(__AVX512F__)
-  if (dtype == DType::kBFloat16 && __builtin_cpu_supports("avx512bf16")) {
-    return BFloat16Chains(rounds);
-  }
+#if defined(__AVX512BF16__)
+  if (dtype == DType::kBFloat16) return BFloat16Chains(rounds);
 #endif
   return Chains<float>(rounds);
 }

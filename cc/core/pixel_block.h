@@ -25,19 +25,21 @@ struct PixelBlock {
 
 template <class T>
 void PackBlockFilters(const T* filters, const FilterMap& map,
-                      const TapList& list, std::int64_t rows,
-                      const PixelBlock& block, Accumulator<T>* packed) {
+                      const TapList& list, std::int64_t channels,
+                      const PixelBlock& block, Operand<T>* packed) {
   using A = Accumulator<T>;
+  constexpr int depth = kElements<Operand<T>>;
+  const std::int64_t rows = NumOperands<T>(channels);
   Zero(packed, list.count * rows * kTileColumns<A>);
   for (std::int64_t i = 0; i < list.count * block.Pixels(); ++i) {
     if (block.filters[i] < 0) continue;
     const T* from = filters + block.filters[i] * map.matrix;
-    A* to = packed + i / block.Pixels() * rows * kTileColumns<A> +
+    Operand<T>* to = packed + i / block.Pixels() * rows * kTileColumns<A> +
             i % block.Pixels() * block.channels;
-    for (std::int64_t k = 0; k < rows; ++k) {
+    for (std::int64_t k = 0; k < channels; k += depth) {
       for (std::int64_t c = 0; c < block.channels; ++c) {
-        to[k * kTileColumns<A> + c] =
-            LoadOne(from + k * map.row + c * map.column);
+        to[k / depth * kTileColumns<A> + c] = LoadOperand(
+            from + k * map.row + c * map.column, map.row, k + 1 < channels);
       }
     }
   }

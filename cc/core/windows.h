@@ -30,10 +30,14 @@ struct Windows {
   std::int64_t stride_h, stride_w;
   std::int64_t grid_h, grid_w;
 
+  // Operands of a tap.
+  TFO_INLINE std::int64_t TapDepth() const { return NumOperands<T>(channels); }
+
   // Whether memory can be read as it is: the engine's type and layout, and no
   // tap beyond the image's edge.
   TFO_INLINE bool ReadDirectly() const {
-    return !kIs16Bit<T> && source.saved == nullptr && map.c == 1 &&
+    return kHoldsOperands<T> && channels % kElements<Operand<T>> == 0 &&
+           source.saved == nullptr && map.c == 1 &&
            taps.min_h >= 0 && taps.min_w >= 0 &&
            (grid_h - 1) * stride_h + taps.max_h < height &&
            (grid_w - 1) * stride_w + taps.max_w < width;
@@ -59,7 +63,7 @@ template <class T>
 TFO_INLINE Bands CutIntoBands(const Windows<T>& x, std::int64_t pitch,
                               std::int64_t pixels_per_band,
                               std::int64_t bytes) {
-  const std::int64_t elements = bytes / sizeof(Accumulator<T>);
+  const std::int64_t elements = bytes / sizeof(Operand<T>);
   const std::int64_t reach_h = x.taps.max_h - x.taps.min_h,
                      reach_w = x.taps.max_w - x.taps.min_w;
   const std::int64_t budget = Max(elements / Max(pitch, 1), 1);

@@ -1,0 +1,97 @@
+// Operands whose elements follow each other along the pixels of a line, which
+// are the depth of a filter gradient.
+#ifndef TFO_CC_CORE_PIXEL_OPERANDS_H_
+#define TFO_CC_CORE_PIXEL_OPERANDS_H_
+
+#include "cc/core/address_map.h"
+#include "cc/core/integers.h"
+#include "cc/core/taps.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+// Columns of a box, `step` pixels apart, as pairs: of each the pixel itself and
+// the one `apart` pixels behind it.
+struct PairedColumns {
+  std::int64_t step, apart;
+};
+
+#if defined(__AVX512BF16__)
+// Brings a box of image n into `to` as [rows, columns, pitch] pairs, zero
+// beyond the image.
+template <class T>
+void GatherPairs(const Source<T>& source, const AddressMap& map, std::int64_t n,
+                 std::int64_t height, std::int64_t width, const Box& box,
+                 const PairedColumns& pairs, BFloat16Pair* to,
+                 std::int64_t pitch) {
+  using V = Vec<float>;
+  const Range first = Inside(box.w, pairs.step, box.columns, width);
+  const Range second =
+      Inside(box.w + pairs.apart, pairs.step, box.columns, width);
+  const std::int64_t both_end = Max(first.begin, second.end);
+  AddressMap columns = map;
+  columns.w *= pairs.step;
+  const std::int64_t partner = pairs.apart * map.w;
+  float* row = reinterpret_cast<float*>(to);
+  for (std::int64_t i = 0; i < box.rows; ++i, row += box.columns * pitch) {
+    if (box.h + i < 0 || box.h + i >= height) {
+      Zero(row, box.columns * pitch);
+      continue;
+    }
+    const T* const from =
+        source.data + map.Offset(n, box.h + i, box.w) + box.c * map.c;
+    const auto copy = [&](std::int64_t begin, std::int64_t end,
+                          std::int64_t shift, auto transform) {
+      const T* const at = from + begin * columns.w;
+      CopyRow(at + shift, at + partner, columns, end - begin, box.channels,
+              row + begin * pitch, pitch, transform);
+    };
+    Zero(row, second.begin * pitch);
+    const std::int64_t second_end = Min(second.end, first.begin);
+    if (second.begin < second_end) {
+      copy(second.begin, second_end, partner,
+           [](V v, const T*, std::int64_t, int)
+               TFO_INLINE_LAMBDA { return Pair(V{}, v); });
+    }
+    Zero(row + second_end * pitch, (first.begin - second_end) * pitch);
+    if (first.begin < both_end) {
+      copy(first.begin, both_end, 0,
+           [](V v, const T* other, std::int64_t at,
+              int count) TFO_INLINE_LAMBDA {
+             return Pair(v, count == kLanes<float>
+                                ? LoadAs(other + at)
+                                : LoadAsPartial(other + at, count));
+           });
+    }
+    if (both_end < first.end) {
+      copy(both_end, first.end, 0,
+           [](V v, const T*, std::int64_t, int)
+               TFO_INLINE_LAMBDA { return Pair(v, V{}); });
+    }
+    Zero(row + first.end * pitch, (box.columns - first.end) * pitch);
+  }
+}
+
+// Rounds lines of `width` rows, each a panel wide, to pairs of rows; the last
+// of a line may be half empty.
+TFO_INLINE void PairRows(const float* from, std::int64_t lines,
+                         std::int64_t width, BFloat16Pair* to) {
+  constexpr int kColumns = kTileColumns<float>;
+  for (std::int64_t i = 0; i < lines; ++i) {
+    for (std::int64_t j = 0; j < width; j += 2) {
+      for (int k = 0; k < kColumns; k += kLanes<float>) {
+        Store(to + k, Pair(Rounded(Load(from + k)),
+                           j + 1 < width ? Rounded(Load(from + kColumns + k))
+                                         : Vec<float>{}));
+      }
+      from += j + 1 < width ? 2 * kColumns : kColumns;
+      to += kColumns;
+    }
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace tfo::TFO_ISA
+
+#endif  // TFO_CC_CORE_PIXEL_OPERANDS_H_
