@@ -54,11 +54,13 @@ template <class T, class To, class Transform>
 TFO_INLINE void CopyRun(const T* from, const T* saved, std::int64_t n, To* to,
                         Transform transform) {
   constexpr int lanes = kLanes<Accumulator<T>>;
-  if constexpr (std::is_same_v<T, To> && std::is_same_v<Transform, Unchanged>) {
-    __builtin_memcpy(to, from, static_cast<std::size_t>(n) * sizeof(T));
+  std::int64_t i = 0;
+  if constexpr (kIs16Bit<To> && std::is_same_v<Transform, Unchanged>) {
+    for (; i + lanes <= n; i += lanes)
+      __builtin_memcpy(to + i, from + i, lanes * sizeof(T));
+    if (i < n) __builtin_memcpy(to + i, from + i, (n - i) * sizeof(T));
     return;
   }
-  std::int64_t i = 0;
   for (; i + lanes <= n; i += lanes)
     StoreAs(to + i, transform(LoadAs(from + i), saved, i, lanes));
   if (i < n) {
