@@ -42,8 +42,7 @@ std::int64_t PackedBytes(const ConvShape& shape, const Scratch& scratch) {
   if (taps.taps == nullptr) return 0;
   ForwardTaps(s, &taps);
   if (!ReadsPacked(s, taps)) return 0;
-  const std::int64_t rows =
-      s.kernel_h * s.kernel_w * NumOperands<T>(s.in_c);
+  const std::int64_t rows = s.kernel_h * s.kernel_w * NumOperands<T>(s.in_c);
   const std::int64_t size = sizeof(Operand<T>);
   return NumPanels<A>(s.out_c) * kTileColumns<A> * rows * size;
 }

@@ -68,8 +68,7 @@ TFO_INLINE Vec<A> Accumulate(Vec<A> sum, A a, Vec<A> b) {
 #if defined(__AVX512BF16__)
 TFO_INLINE Vec<float> Accumulate(Vec<float> sum, BFloat16Pair a, Vec<float> b) {
   const __m512i both = _mm512_set1_epi32(static_cast<int>(a.bits));
-  return (Vec<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)both,
-                                      (__m512bh)b);
+  return (Vec<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)both, (__m512bh)b);
 }
 #endif
 

@@ -83,9 +83,8 @@ void PackPanels(const T* from, const FilterMap& map, std::int64_t rows,
         const T* p = from + k * map.row + j;
         __builtin_prefetch(p + kPackedRowsAhead * map.row);
         Store(to + j / width * panel_stride + k / depth * width + j % width,
-              columns > j
-                  ? LoadOperands(p, map.row, k + 1 < rows, columns - j)
-                  : Vec<A>{});
+              columns > j ? LoadOperands(p, map.row, k + 1 < rows, columns - j)
+                          : Vec<A>{});
       }
     }
     return;
@@ -107,8 +106,8 @@ void PackPanels(const T* from, const FilterMap& map, std::int64_t rows,
       }
       for (std::int64_t c = 0; c < m; ++c) {
         for (std::int64_t i = 0; i < n; i += depth) {
-          block[i / depth * width + c] = LoadOperand(
-              p + i * map.row + c * map.column, map.row, i + 1 < n);
+          block[i / depth * width + c] =
+              LoadOperand(p + i * map.row + c * map.column, map.row, i + 1 < n);
         }
       }
     }

@@ -35,7 +35,7 @@ void PackBlockFilters(const T* filters, const FilterMap& map,
     if (block.filters[i] < 0) continue;
     const T* from = filters + block.filters[i] * map.matrix;
     Operand<T>* to = packed + i / block.Pixels() * rows * kTileColumns<A> +
-            i % block.Pixels() * block.channels;
+                     i % block.Pixels() * block.channels;
     for (std::int64_t k = 0; k < channels; k += depth) {
       for (std::int64_t c = 0; c < block.channels; ++c) {
         to[k / depth * kTileColumns<A> + c] = LoadOperand(

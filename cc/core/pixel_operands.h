@@ -56,12 +56,12 @@ void GatherPairs(const Source<T>& source, const AddressMap& map, std::int64_t n,
     Zero(row + second_end * pitch, (first.begin - second_end) * pitch);
     if (first.begin < both_end) {
       copy(first.begin, both_end, 0,
-           [](V v, const T* other, std::int64_t at,
-              int count) TFO_INLINE_LAMBDA {
-             return Pair(v, count == kLanes<float>
-                                ? LoadAs(other + at)
-                                : LoadAsPartial(other + at, count));
-           });
+           [](V v, const T* other, std::int64_t at, int count)
+               TFO_INLINE_LAMBDA {
+                 return Pair(v, count == kLanes<float>
+                                    ? LoadAs(other + at)
+                                    : LoadAsPartial(other + at, count));
+               });
     }
     if (both_end < first.end) {
       copy(both_end, first.end, 0,

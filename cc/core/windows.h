@@ -37,9 +37,8 @@ struct Windows {
   // tap beyond the image's edge.
   TFO_INLINE bool ReadDirectly() const {
     return kHoldsOperands<T> && channels % kElements<Operand<T>> == 0 &&
-           source.saved == nullptr && map.c == 1 &&
-           taps.min_h >= 0 && taps.min_w >= 0 &&
-           (grid_h - 1) * stride_h + taps.max_h < height &&
+           source.saved == nullptr && map.c == 1 && taps.min_h >= 0 &&
+           taps.min_w >= 0 && (grid_h - 1) * stride_h + taps.max_h < height &&
            (grid_w - 1) * stride_w + taps.max_w < width;
   }
 

@@ -2,12 +2,7 @@
 #ifndef TFO_CC_KERNELS_KERNEL_UTIL_H_
 #define TFO_CC_KERNELS_KERNEL_UTIL_H_
 
-#include <algorithm>
-#include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <memory>
-#include <mutex>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,8 +11,8 @@
 #include "cc/core/scratch.h"
 #include "cc/core/types.h"
 #include "cc/kernels/huge_pages.h"
+#include "cc/kernels/task_queue.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/platform/threadpool.h"
 
 namespace tf_fused_ops {
 
@@ -30,67 +25,6 @@ inline constexpr tfo::DType kDType<tensorflow::bfloat16> =
     tfo::DType::kBFloat16;
 template <>
 inline constexpr tfo::DType kDType<double> = tfo::DType::kDouble;
-
-// One call's tasks. The calling thread and those of the pool take them in turn,
-// as many threads as the pool has: with one more, they would push each other
-// off the cores. Whoever comes late finds nothing left, so that nothing waits
-// for a pool whose threads are busy.
-class TaskQueue {
- public:
-  TaskQueue(std::int64_t num_tasks, std::int64_t block,
-            tfo::Parallel::Task task, void* context)
-      : num_tasks_(num_tasks), block_(block), task_(task), context_(context) {}
-
-  void Work(int worker) {
-    for (std::int64_t begin; (begin = next_.fetch_add(block_)) < num_tasks_;) {
-      const std::int64_t end = std::min(begin + block_, num_tasks_);
-      for (std::int64_t i = begin; i < end; ++i) task_(context_, i, worker);
-      if (done_.fetch_add(end - begin) + end - begin == num_tasks_) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        finished_ = true;
-        condition_.notify_all();
-      }
-    }
-  }
-
-  void Wait() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    condition_.wait(lock, [this] { return finished_; });
-  }
-
- private:
-  const std::int64_t num_tasks_, block_;
-  const tfo::Parallel::Task task_;
-  void* const context_;
-  std::atomic<std::int64_t> next_{0}, done_{0};
-  std::mutex mutex_;
-  std::condition_variable condition_;
-  bool finished_ = false;
-};
-
-// Tasks are handed out in blocks just large enough to hide the cost of that:
-// the finer, the more evenly the threads end.
-constexpr std::int64_t kBlockCycles = 40000;
-
-inline void RunTasks(void* opaque_pool, std::int64_t num_tasks,
-                     std::int64_t cost_per_task, tfo::Parallel::Task task,
-                     void* context) {
-  auto* pool = static_cast<tsl::thread::ThreadPool*>(opaque_pool);
-  const std::int64_t block =
-      kBlockCycles / (cost_per_task > 0 ? cost_per_task : 1) + 1;
-  const std::int64_t threads = std::min<std::int64_t>(
-      pool->NumThreads(), (num_tasks + block - 1) / block);
-  if (threads <= 1) {
-    for (std::int64_t i = 0; i < num_tasks; ++i) task(context, i, 0);
-    return;
-  }
-  auto queue = std::make_shared<TaskQueue>(num_tasks, block, task, context);
-  for (int worker = 1; worker < threads; ++worker) {
-    pool->Schedule([queue, worker] { queue->Work(worker); });
-  }
-  queue->Work(0);
-  queue->Wait();
-}
 
 // The op's intra-op pool, as the core sees it.
 inline tfo::Parallel ParallelOf(tensorflow::OpKernelContext* ctx) {
