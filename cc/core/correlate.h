@@ -157,6 +157,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
   Epilogue<T> epilogue = c.epilogue;
   epilogue.stream =
       epilogue.ShouldStream(x.batch * x.grid_h * x.grid_w * c.out_channels);
+  if (!epilogue.PrepareForTile(c.out_channels, scratch)) return false;
 
   Depth depth{p.block_rows};
   if (!CutDepth(x.taps, x.TapDepth(), p.pitch, p.row_pitch, scratch, &depth))

@@ -5,9 +5,28 @@
 
 #include "cc/core/address_map.h"
 #include "cc/core/micro_kernel.h"
+#include "cc/core/scratch.h"
 
 namespace tfo::TFO_ISA {
 namespace {
+
+// A vector of `n` in the accumulator's type, null if it is. False when scratch
+// memory ran out.
+template <class T>
+TFO_INLINE bool Widened(const T* from, std::int64_t n, const Scratch& scratch,
+                        const Accumulator<T>** to) {
+  *to = nullptr;
+  if (from == nullptr) return true;
+  if constexpr (std::is_same_v<T, Accumulator<T>>) {
+    *to = from;
+  } else {
+    Accumulator<T>* numbers = scratch.Allocate<Accumulator<T>>(n);
+    if (numbers == nullptr) return false;
+    CopyRun(from, static_cast<const T*>(nullptr), n, numbers, Unchanged{});
+    *to = numbers;
+  }
+  return true;
+}
 
 // Null pointers: no bias, no side input, pre-activation not wanted. y,
 // side_input and pre_activation share the map.
@@ -22,6 +41,9 @@ struct Epilogue {
   AddressMap map;
   const T* scale = nullptr;  // of the product, before the bias; null: one
   bool stream = false;       // whole vectors bypass the caches
+  // Scale and bias as tiles read them.
+  const Accumulator<T>* tile_scale = nullptr;
+  const Accumulator<T>* tile_bias = nullptr;
 
   // Whether `size` elements of output are better stored past the caches: they
   // are more than fit, and rows begin at a cache line.
@@ -33,20 +55,32 @@ struct Epilogue {
            map.c == 1 && map.w % kLine == 0 && address % 64 == 0;
   }
 
-  // Lets the tile write its own sums to y, if no more than scale, bias, side
-  // input and relu is to be done and `columns` are whole vectors: a pass
-  // through memory less.
+  // Whether tiles can write their own sums to y, since no more than scale,
+  // bias, side input and relu is to be done: a pass through memory less.
+  TFO_INLINE bool FitsTile() const {
+    return kHoldsOperands<T> && map.c == 1 && pre_activation == nullptr &&
+           (activation == Activation::kNone || activation == Activation::kRelu);
+  }
+
+  // Brings scale and bias of `channels` into the accumulator's type. False when
+  // scratch memory ran out.
+  TFO_INLINE bool PrepareForTile(std::int64_t channels,
+                                 const Scratch& scratch) {
+    return !FitsTile() || (Widened(scale, channels, scratch, &tile_scale) &&
+                           Widened(bias, channels, scratch, &tile_bias));
+  }
+
+  // Lets the tile do that, if it has been prepared and `columns` are whole
+  // vectors.
   TFO_INLINE bool LeaveToTile(std::int64_t at, std::int64_t channel,
                               int columns,
                               TileOperands<Operand<T>>* tile) const {
-    if constexpr (!kIs16Bit<T>) {
-      if (map.c == 1 && columns % kLanes<T> == 0 && pre_activation == nullptr &&
-          (activation == Activation::kNone ||
-           activation == Activation::kRelu)) {
-        tile->c = y + at + channel;
-        tile->c_stride = map.w;
-        tile->scale = scale == nullptr ? nullptr : scale + channel;
-        tile->bias = bias == nullptr ? nullptr : bias + channel;
+    if constexpr (kHoldsOperands<T>) {
+      if (FitsTile() && columns % kLanes<Accumulator<T>> == 0) {
+        tile->y = y + at + channel;
+        tile->y_stride = map.w;
+        tile->scale = tile_scale == nullptr ? nullptr : tile_scale + channel;
+        tile->bias = tile_bias == nullptr ? nullptr : tile_bias + channel;
         tile->side_input =
             side_input == nullptr ? nullptr : side_input + at + channel;
         tile->relu = activation == Activation::kRelu;

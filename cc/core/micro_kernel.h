@@ -69,11 +69,14 @@ struct TileOperands {
   A* c;
   std::int64_t c_stride;
   PrefetchList* prefetch;
-  const A* scale = nullptr;       // a row for the sums; null: one
-  const A* bias = nullptr;        // a row added after that; null: zero
-  const A* side_input = nullptr;  // added then, as far apart as c; null: zero
-  bool relu = false;              // no sum is stored below zero
-  bool stream = false;            // stores bypass the caches
+  // Where sums go instead of c, and what is done to them before.
+  ElementOf<E>* y = nullptr;
+  std::int64_t y_stride = 0;
+  const A* scale = nullptr;  // a row for the sums; null: one
+  const A* bias = nullptr;   // a row added after that; null: zero
+  const ElementOf<E>* side_input = nullptr;  // added then, as far apart as y
+  bool relu = false;                         // nothing is stored below zero
+  bool stream = false;                       // stores bypass the caches
   // Tiles beside each other, of the same rows of a, that are computed in turn;
   // several only if sums begin from zero.
   int num_panels = 1;
@@ -140,12 +143,25 @@ class Rows {
   std::int64_t k_;
 };
 
-// What is done to a tile's sums before they are stored, from column `column`
-// on.
+// Stores a tile's sums, from column `column` on.
 template <class E, int kRows, int kVectors>
 TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t column,
                        Vec<Accumulator<E>> (&sum)[kRows][kVectors]) {
   using A = Accumulator<E>;
+  const auto store = [&](auto* to, std::int64_t stride, auto&& put)
+                         TFO_INLINE_LAMBDA {
+                           to += column;
+#pragma GCC unroll 16
+                           for (int i = 0; i < kRows; ++i, to += stride) {
+#pragma GCC unroll 4
+                             for (int j = 0; j < kVectors; ++j)
+                               put(to + j * kLanes<A>, sum[i][j]);
+                           }
+                         };
+  if (t.y == nullptr) {
+    return store(t.c, t.c_stride,
+                 [](A* to, Vec<A> v) TFO_INLINE_LAMBDA { Store(to, v); });
+  }
   if (t.scale != nullptr) {
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
@@ -163,12 +179,12 @@ TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t column,
     }
   }
   if (t.side_input != nullptr) {
-    const A* side = t.side_input + column;
+    const ElementOf<E>* side = t.side_input + column;
 #pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i, side += t.c_stride) {
+    for (int i = 0; i < kRows; ++i, side += t.y_stride) {
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j)
-        sum[i][j] += Load(side + j * kLanes<A>);
+        sum[i][j] += LoadAs(side + j * kLanes<A>);
     }
   }
   if (t.relu) {
@@ -179,21 +195,14 @@ TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t column,
         sum[i][j] = sum[i][j] <= Vec<A>{} ? Vec<A>{} : sum[i][j];
     }
   }
-  A* c = t.c + column;
+  using Out = ElementOf<E>;
   if (t.stream) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i, c += t.c_stride) {
-#pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j)
-        StoreStreaming(c + j * kLanes<A>, sum[i][j]);
-    }
-    return;
+    return store(t.y, t.y_stride, [](Out* to, Vec<A> v) TFO_INLINE_LAMBDA {
+      StoreStreaming(to, v);
+    });
   }
-#pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i, c += t.c_stride) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) Store(c + j * kLanes<A>, sum[i][j]);
-  }
+  store(t.y, t.y_stride,
+        [](Out* to, Vec<A> v) TFO_INLINE_LAMBDA { StoreAs(to, v); });
 }
 
 template <class E, int kRows, int kVectors, bool kContiguousK>

@@ -72,14 +72,11 @@ TFO_INLINE Vec<float> Accumulate(Vec<float> sum, BFloat16Pair a, Vec<float> b) {
 }
 #endif
 
-#if defined(__AVX512BF16__)
-// To the nearest bfloat16; subnormal numbers, which products take for zero,
-// become zero.
+// To the nearest bfloat16.
 TFO_INLINE Vec<float> Rounded(Vec<float> v) {
-  return Widen(static_cast<const BFloat16*>(nullptr),
-               (Vec16)_mm512_cvtneps_pbh((__m512)v));
+  constexpr const BFloat16* kType = nullptr;
+  return Widen(kType, Narrow(kType, v));
 }
-#endif
 
 // Pairs of bfloat16 that were loaded as floats, and so are exact.
 TFO_INLINE Vec<float> Pair(Vec<float> first, Vec<float> second) {

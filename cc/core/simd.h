@@ -154,6 +154,12 @@ TFO_INLINE Vec<float> Widen(const BFloat16*, Vec16 bits) {
 }
 
 // Rounds to nearest even; a NaN stays a (quiet) NaN.
+#if defined(__AVX512BF16__)
+// Subnormal numbers become zero.
+TFO_INLINE Vec16 Narrow(const BFloat16*, Vec<float> v) {
+  return (Vec16)_mm512_cvtneps_pbh((__m512)v);
+}
+#else
 TFO_INLINE Vec16 Narrow(const BFloat16*, Vec<float> v) {
   const UintVec bits = BitCast<UintVec>(v);
   const UintVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -161,6 +167,7 @@ TFO_INLINE Vec16 Narrow(const BFloat16*, Vec<float> v) {
   return __builtin_convertvector(
       (bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded, Vec16);
 }
+#endif
 
 #if defined(__AVX512F__)
 TFO_INLINE Vec<float> Widen(const Half*, Vec16 bits) {
