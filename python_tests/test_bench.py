@@ -236,6 +236,43 @@ def test_disagreement_is_found(tmp_path):
         contest.check_equal(paths[2:3], paths[:1], 1e-4)
 
 
+def test_narrow_types_are_compared_with_float32(tmp_path, monkeypatch):
+    stock, ours = contestants = [contest.Contestant(peer, 1) for peer in ("stock", "ours")]
+    computed = {  # of sums that the first peer adds in bfloat16
+        (stock, "float32"): np.full(100, 256.0),
+        (stock, "bfloat16"): np.full(100, 128.0),
+        (ours, "bfloat16"): np.full(100, 257.0),
+    }
+
+    def ask(self, contestant, what, dtype=None, **arguments):
+        if what == "load":
+            path = tmp_path / f"{contestant.peer}_0.npy"
+            np.save(path, computed[contestant, dtype])
+            return [str(path)]
+        return [1.0] if what == "run" else None
+
+    monkeypatch.setattr(contest.Contest, "_ask", ask)
+    with contest.Contest(contestants, contest.Effort(1, 0.0)) as held:
+        held._folder = tmp_path
+        timings = held.run("matmul_tiny", "bfloat16", "step")
+    assert timings[ours] == Timing(1.0, 1.0, 0.0)
+    assert timings[stock] == Timing(
+        1.0, 1.0, 0.0, doubt="output 0 differs in 100.00% of the elements"
+    )
+
+
+def test_doubt_is_told():
+    case = table.CASES["conv3x3_64"]
+    timings = {
+        "stock": Timing(1.0, 1.0, 0.0, doubt="output 3 differs"),
+        "ours": Timing(1.0, 1.0, 0.0),
+    }
+    settings = {"dtype": "bfloat16", "threads": 2}
+    values = report.collect(settings, ROOFS, [("conv3x3_64", case, "step", timings)])
+    (line,) = [line for line in report.lines(values) if "differs" in line]
+    assert line.startswith("TF, conv") and line.endswith("timed all the same")
+
+
 def test_summary_takes_rounds_for_its_spread():
     timing = contest.summarize([[2, 1, 3], [4, 4, 5], [6]])
     assert timing == Timing(median=4, least=1, spread=1.0)

@@ -85,7 +85,8 @@ def _case(roofs, name, case, mode, timings):
 def _peer(timing):
     if timing.error is not None:
         return {"ms": None, "error": timing.error}
-    return {"ms": 1e3 * timing.median, "least_ms": 1e3 * timing.least, "spread": timing.spread}
+    values = {"ms": 1e3 * timing.median, "least_ms": 1e3 * timing.least, "spread": timing.spread}
+    return values if timing.doubt is None else {**values, "doubt": timing.doubt}
 
 
 def _ratio(above, below):
@@ -129,6 +130,15 @@ def _times(report):
             yield ""
             yield from _table(title, cases, report)
     yield from _errors(report["cases"])
+    doubts = [
+        f"{PEERS[peer]}, {case['title']}, {MODE_TITLES[case['mode']]}: {values['doubt']} from the "
+        "same in float32; timed all the same"
+        for case in report["cases"]
+        for peer, values in case["peers"].items()
+        if "doubt" in values
+    ]
+    if doubts:
+        yield from ["", *doubts]
     unsteady = [
         f"{PEERS[peer]}, {case['title']}, {MODE_TITLES[case['mode']]}: "
         f"the rounds' medians spread over {values['spread']:.0%} of their median"
