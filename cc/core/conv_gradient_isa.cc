@@ -152,21 +152,28 @@ bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
                          ? nullptr
                          : static_cast<const T*>(args.saved),
                      args.activation, static_cast<Accumulator<T>>(args.alpha)};
+  bool wants_input = args.input_gradient != nullptr;
   TapList taps{scratch.Allocate<Tap>(s.kernel_h * s.kernel_w)};
   if (taps.taps == nullptr) return false;
   if (args.filters_gradient != nullptr || args.bias_gradient != nullptr ||
       args.side_input_gradient != nullptr) {
     ForwardTaps(s, &taps);
-    if (!ComputeFilterGradient<T>(
-            {InputWindows<T>(s, args.input, taps), dz, dz_map, s,
-             static_cast<T*>(args.filters_gradient),
-             static_cast<T*>(args.bias_gradient),
-             static_cast<T*>(args.side_input_gradient)},
-            parallel, scratch)) {
-      return false;
+    FilterGradient<T> g{InputWindows<T>(s, args.input, taps),
+                        dz,
+                        dz_map,
+                        s,
+                        static_cast<T*>(args.filters_gradient),
+                        static_cast<T*>(args.bias_gradient),
+                        static_cast<T*>(args.side_input_gradient)};
+    if (wants_input && JoinsInputGradient(g)) {
+      g.input_gradient = static_cast<T*>(args.input_gradient);
+      g.filters = static_cast<const T*>(args.filters);
+      g.x_map = x_map;
+      wants_input = false;
     }
+    if (!ComputeFilterGradient(g, parallel, scratch)) return false;
   }
-  if (args.input_gradient == nullptr) return true;
+  if (!wants_input) return true;
   const FilterMap map = FilterMapOf(s);
   const InputGradientOperands<T> g{dz,
                                    dz_map,

@@ -1,5 +1,6 @@
 // One pass over dz for everything that is a sum over pixels, or dz itself:
-// filter gradient, bias gradient, side input gradient.
+// filter gradient, bias gradient, side input gradient; and, where a band of dz
+// is all that its pixels of x meet, for the input gradient.
 //
 //   dw[r, s, c, k] = sum over pixels of x[pixel under tap (r, s), c] *
 //   dz[pixel, k]
@@ -10,6 +11,7 @@
 #define TFO_CC_CORE_FILTER_GRADIENT_H_
 
 #include "cc/core/correlate.h"
+#include "cc/core/dense_gradient.h"
 #include "cc/core/pixel_operands.h"
 
 namespace tfo::TFO_ISA {
@@ -22,6 +24,8 @@ constexpr std::int64_t kMaxSlices = 16;
 // Each group of panels gathers x anew, so there are no more than keep all
 // workers busy, and as many as bound what is gathered of dz at a time.
 constexpr std::int64_t kTasksPerWorker = 3;
+// Tasks that are enough without groups.
+constexpr std::int64_t kEnoughSlices = 8;
 
 // What is gathered at a time.
 struct Portion {
@@ -46,6 +50,9 @@ struct FilterGradient {
   T* filters_gradient;  // null: not wanted; likewise the others
   T* bias_gradient;
   T* side_input_gradient;
+  T* input_gradient = nullptr;  // only for what JoinsInputGradient
+  const T* filters = nullptr;
+  AddressMap x_map{};
 };
 
 template <class A>
@@ -92,7 +99,7 @@ struct FilterGradientPlan {
   bool direct;
   Bands bands;
   std::int64_t num_bands, panels, rows;
-  std::int64_t slices, groups, panels_per_group;
+  std::int64_t slices, groups, panels_per_group, fitting_panels;
   bool in_place;  // the filter gradient itself holds the sums
 
   // Sums lie as the tiles write them: [slice, panel, row, column of the panel].
@@ -145,12 +152,26 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
       CeilDiv(Min(kTasksPerWorker * num_workers, kMaxSlices), p.slices);
   const std::int64_t panel_bytes =
       p.bands.rows * p.bands.columns * kTileColumns<A> * sizeof(A);
-  p.panels_per_group =
-      Min(CeilDiv(p.panels, groups), Max(portion.dz_bytes / panel_bytes, 1));
+  p.fitting_panels = Max(portion.dz_bytes / panel_bytes, 1);
+  p.panels_per_group = g.input_gradient != nullptr
+                           ? p.panels
+                           : Min(CeilDiv(p.panels, groups), p.fitting_panels);
   p.groups = CeilDiv(p.panels, p.panels_per_group);
   p.in_place = p.slices == 1 && !kIs16Bit<T> && !s.filters_transposed &&
                s.out_c % kLanes<A> == 0;
   return p;
+}
+
+// Whether the input gradient is better computed with the filter gradient; a
+// function of the shape alone.
+template <class T>
+bool JoinsInputGradient(const FilterGradient<T>& g) {
+  if (!IsDense(g.shape) || g.filters_gradient == nullptr ||
+      g.shape.in_c * g.shape.out_c == 0) {
+    return false;
+  }
+  const FilterGradientPlan p = PlanFilterGradient(g, 1);
+  return p.slices >= kEnoughSlices && p.panels <= p.fitting_panels;
 }
 
 // Adds the slices of one row of sums, [slices, panels, rows, columns of the
@@ -211,14 +232,27 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
   // dz as numbers, before they are paired.
   const std::int64_t numbers_size =
       kPaired ? bands.rows * bands.columns * kColumns : 0;
+  const bool joined = g.input_gradient != nullptr;
+  DenseInputGradient<T> dense;
+  if (joined && !dense.Prepare(s, g.filters, {map.column, map.row, map.matrix},
+                               g.input_gradient, g.x_map, bands.columns,
+                               parallel, scratch)) {
+    return false;
+  }
+  // dz as the input gradient meets it, where that is not as dw does, and a tile
+  // of dx.
+  const std::int64_t dense_size = joined && kPaired ? dense.size() : 0;
   const std::int64_t worker_size = x_size + p.panels_per_group * dz_panel_size;
   Segment* runs = scratch.Allocate<Segment>(g.x.taps.count + 1);
   Segment* lines = scratch.Allocate<Segment>(2 * bands.rows);
   A* partial = scratch.Allocate<A>(p.slices * p.panels * panel_size);
   E* gathered = scratch.Allocate<E>(worker_size * parallel.num_workers);
   A* numbers = scratch.Allocate<A>(numbers_size * parallel.num_workers);
+  E* dense_dz = scratch.Allocate<E>(dense_size * parallel.num_workers);
+  A* dx_tiles = scratch.Allocate<A>(dense.kTileSize * parallel.num_workers);
   if (runs == nullptr || lines == nullptr || partial == nullptr ||
-      gathered == nullptr || numbers == nullptr) {
+      gathered == nullptr || numbers == nullptr || dense_dz == nullptr ||
+      dx_tiles == nullptr) {
     return false;
   }
   // Rows of dw that lie together under x: a tap's channels, or those of several
@@ -272,7 +306,18 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
         if (g.side_input_gradient != nullptr) {
           ScatterPanel(dz, g.dz_map, n, box, g.side_input_gradient);
         }
-        if constexpr (kPaired) PairRows(dz, height, width, dz_operands);
+        if constexpr (kPaired) {
+          PairRows(dz, height, width, dz_operands);
+          if (joined) {
+            PairColumns(
+                dz, width, box.channels,
+                dense_dz + worker * dense_size + panel * dense.panel_size());
+          }
+        }
+      }
+      if (joined) {
+        dense.Compute(kPaired ? dense_dz + worker * dense_size : dz_band, n, j0,
+                      width, dx_tiles + worker * dense.kTileSize);
       }
       const std::int64_t h = i0 * g.x.stride_h + g.x.taps.min_h;
       const std::int64_t w = j0 * g.x.stride_w + g.x.taps.min_w;

@@ -89,6 +89,21 @@ TFO_INLINE void PairRows(const float* from, std::int64_t lines,
     }
   }
 }
+
+// Rounds rows, each a panel wide and the first `columns` of it in use, to pairs
+// of columns; the last in use may be half empty.
+TFO_INLINE void PairColumns(const float* from, std::int64_t rows,
+                            std::int64_t columns, BFloat16Pair* to) {
+  constexpr int kColumns = kTileColumns<float>;
+  auto* elements = reinterpret_cast<BFloat16*>(to);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (int k = 0; k < kColumns; k += kLanes<float>)
+      StoreAs(elements + k, Load(from + k));
+    if (columns % 2 != 0) elements[columns] = {};
+    from += kColumns;
+    elements += kColumns;
+  }
+}
 #endif
 
 }  // namespace
