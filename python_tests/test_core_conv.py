@@ -27,6 +27,8 @@ CASES = [
     (1, (4, 5), 3, 18, (3, 4), (1, 1), (7, 6), (7, 9, 7, 9)),
     (1, (3, 3), 4, 5, (2, 2), (1, 1), (1, 1), (9, 9, 9, 9)),
     (2, (4, 4), 0, 5, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    # Taps above each other, which see an odd number of pixels of padding.
+    (2, (9, 8), 6, 20, (3, 1), (1, 1), (2, 1), (1, 3, 0, 2)),
     # Several panels of filters, the last ones whole vectors or not; an output to be streamed.
     (2, (5, 7), 20, 216, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (1, (6, 5), 9, 161, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
