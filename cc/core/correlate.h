@@ -17,7 +17,8 @@ namespace {
 constexpr std::int64_t kTaskWork = 1 << 20;
 constexpr std::int64_t kWantedTasks = 32;
 // A task gathers its band anew, so it should have this many panels to use it
-// for.
+// for; and all, where gathering means to compute slopes too (measured with
+// AVX-512 and GELU: 0.83 to 0.96 of the time).
 constexpr std::int64_t kPanelsPerTask = 8;
 // Panels that stay in the second-level cache while the band passes: a tile's
 // rows are read, and its rows of the output written, for all of them in turn.
@@ -113,7 +114,9 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
   // tiles are few.
   const bool few = c.block == nullptr && grid <= kFewTiles * kTileRows / 2;
   const std::int64_t wanted_bands =
-      CeilDiv(wanted, Max(p.panels / kPanelsPerTask, 1));
+      x.source.saved != nullptr
+          ? wanted
+          : CeilDiv(wanted, Max(p.panels / kPanelsPerTask, 1));
   p.bands =
       few ? CutIntoBands(x, p.pitch, kFewTiles * kTileRows, kFewPixelsBytes)
           : CutIntoBands(x, p.pitch,
