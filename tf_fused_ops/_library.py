@@ -192,7 +192,7 @@ def cuda_code():
 
 
 def isa():
-    """Returns the name of the instruction set in use: "portable", "avx2", "avx512" or "avx512_bf16"."""
+    """Returns the name of the instruction set in use, one of `available_isas`."""
     return _handle.tfo_isa().decode()
 
 
