@@ -1,3 +1,4 @@
+#include "cc/core/correlate.h"
 #include "cc/core/filter_gradient.h"
 #include "cc/core/storage.h"
 

@@ -1,0 +1,139 @@
+// What a filter gradient is asked for, and how its work is cut.
+#ifndef TFO_CC_CORE_FILTER_GRADIENT_PLAN_H_
+#define TFO_CC_CORE_FILTER_GRADIENT_PLAN_H_
+
+#include "cc/core/dense_gradient.h"
+#include "cc/core/pixel_operands.h"
+#include "cc/core/windows.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+// Bounds the memory of all partial sums together, unless one filter gradient
+// alone is larger.
+constexpr std::int64_t kPartialSumBytes = 4 << 20;
+constexpr std::int64_t kMaxSlices = 16;
+// Each group of panels gathers x anew, so there are no more than keep all
+// workers busy, and as many as bound what is gathered of dz at a time.
+constexpr std::int64_t kTasksPerWorker = 3;
+// Tasks that are enough without groups.
+constexpr std::int64_t kEnoughSlices = 8;
+
+// What is gathered at a time.
+struct Portion {
+  // The length of a tile's products: long enough that loading and storing its
+  // sums does not count.
+  std::int64_t pixels;
+  std::int64_t x_bytes, dz_bytes;
+};
+// Several taps see neighbouring pixels too, which are gathered anew for each
+// band; one tap does not, and a portion that leaves half a second-level cache
+// to what streams past it is best (measured with AVX-512: 0.71 to 0.97 of the
+// time with the larger one).
+constexpr Portion kOneTap{128, 256 << 10, 256 << 10};
+constexpr Portion kSeveralTaps{512, 384 << 10, 512 << 10};
+
+template <class T>
+struct FilterGradient {
+  Windows<T> x;
+  Source<T> dz;
+  AddressMap dz_map;
+  ConvShape shape;
+  T* filters_gradient;  // null: not wanted; likewise the others
+  T* bias_gradient;
+  T* side_input_gradient;
+  T* input_gradient = nullptr;  // only for what JoinsInputGradient
+  const T* filters = nullptr;
+  AddressMap x_map{};
+};
+
+// How the work is cut. What is summed in which order is a function of the shape
+// alone; which panels a task has is not.
+struct FilterGradientPlan {
+  std::int64_t block;  // channels of x at a time
+  std::int64_t pitch, row_pitch;
+  std::int64_t k_stride;  // between operands of a line
+  std::int64_t columns;   // gathered for a band
+  PairedColumns pairs;
+  bool direct;
+  Bands bands;
+  std::int64_t num_bands, panels, rows;
+  std::int64_t slices, groups, panels_per_group, fitting_panels;
+  bool in_place;  // the filter gradient itself holds the sums
+
+  // Sums lie as the tiles write them: [slice, panel, row, column of the panel].
+  // The last row of a panel is the bias gradient.
+  TFO_INLINE std::int64_t SumRows() const { return in_place ? 0 : rows; }
+  template <class A>
+  TFO_INLINE std::int64_t PanelSize() const {
+    return (SumRows() + 1) * kTileColumns<A>;
+  }
+};
+
+template <class T>
+FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
+                                      std::int64_t num_workers) {
+  using A = Accumulator<T>;
+  const Portion& portion = g.x.taps.count > 1 ? kSeveralTaps : kOneTap;
+  const std::int64_t x_operands = portion.x_bytes / sizeof(Operand<T>);
+  const ConvShape& s = g.shape;
+  FilterGradientPlan p;
+  constexpr bool kPaired = kElements<Operand<T>> > 1;
+  p.direct = !kPaired && g.x.ReadDirectly() && PixelPitch<A>(s.in_c) == s.in_c;
+  // Many channels are taken in blocks, so that a band holds enough pixels.
+  // Blocks of neighbouring taps must not touch: their rows of dw do not.
+  p.block = s.in_c;
+  p.pitch = p.direct ? g.x.map.w : PixelPitch<A>(s.in_c);
+  const std::int64_t fitting =
+      Max(x_operands / (portion.pixels * g.x.stride_h * g.x.stride_w), 64) /
+      kTileRows * kTileRows;
+  if (!p.direct && s.in_c > fitting + fitting / 2) {
+    p.block = fitting;
+    p.pitch = p.block + kLanes<A>;
+  }
+  p.bands = CutIntoBands(g.x, p.pitch, portion.pixels, kBandBytes);
+  // Under taps above each other, every other pixel only begins a pair.
+  const bool alternate =
+      kPaired && g.x.taps.PerRow() == 1 && g.x.stride_w == 1 && g.x.map.c == 1;
+  p.pairs = {alternate ? 2 : 1, g.x.stride_w};
+  p.columns =
+      alternate ? NumOperands<T>(p.bands.columns) : p.bands.source_columns;
+  p.k_stride = (alternate ? 1 : kElements<Operand<T>> * g.x.stride_w) * p.pitch;
+  p.row_pitch = p.direct ? g.x.map.h : p.columns * p.pitch;
+  p.num_bands = s.batch * p.bands.down * p.bands.across;
+  p.panels = NumPanels<A>(s.out_c);
+  p.rows = g.filters_gradient == nullptr ? 0 : g.x.taps.count * s.in_c;
+  p.in_place = false;
+  const std::int64_t slice_bytes = p.panels * p.PanelSize<A>() * sizeof(A);
+  p.slices =
+      Max(Min(Min(p.num_bands, kMaxSlices), kPartialSumBytes / slice_bytes), 1);
+  const std::int64_t groups =
+      CeilDiv(Min(kTasksPerWorker * num_workers, kMaxSlices), p.slices);
+  const std::int64_t panel_bytes =
+      p.bands.rows * p.bands.columns * kTileColumns<A> * sizeof(A);
+  p.fitting_panels = Max(portion.dz_bytes / panel_bytes, 1);
+  p.panels_per_group = g.input_gradient != nullptr
+                           ? p.panels
+                           : Min(CeilDiv(p.panels, groups), p.fitting_panels);
+  p.groups = CeilDiv(p.panels, p.panels_per_group);
+  p.in_place = p.slices == 1 && !kIs16Bit<T> && !s.filters_transposed &&
+               s.out_c % kLanes<A> == 0;
+  return p;
+}
+
+// Whether the input gradient is better computed with the filter gradient; a
+// function of the shape alone.
+template <class T>
+bool JoinsInputGradient(const FilterGradient<T>& g) {
+  if (!IsDense(g.shape) || g.filters_gradient == nullptr ||
+      g.shape.in_c * g.shape.out_c == 0) {
+    return false;
+  }
+  const FilterGradientPlan p = PlanFilterGradient(g, 1);
+  return p.slices >= kEnoughSlices && p.panels <= p.fitting_panels;
+}
+
+}  // namespace
+}  // namespace tfo::TFO_ISA
+
+#endif  // TFO_CC_CORE_FILTER_GRADIENT_PLAN_H_
