@@ -26,6 +26,9 @@ TFO_INLINE std::int64_t NumPanels(std::int64_t columns) {
   return (columns + kTileColumns<A> - 1) / kTileColumns<A>;
 }
 
+// Operands of filters that are packed in a cycle. Small ones are not worth
+// waking a thread for.
+constexpr std::int64_t kPackedPerCycle = 4;
 // How far to look ahead over pages, where the processor does not itself.
 constexpr int kPackedRowsAhead = 8;
 
@@ -154,7 +157,8 @@ void PackFilters(const T* filters, const FilterMap& map, const TapList& list,
              (tap + 1) * rows, Min(columns - column, kPart), panel_stride,
              packed + column / width * panel_stride + tap * rows * width);
   };
-  ParallelFor(parallel, list.count * groups, rows * kPart, task);
+  ParallelFor(parallel, list.count * groups, rows * kPart / kPackedPerCycle,
+              task);
 }
 
 }  // namespace
