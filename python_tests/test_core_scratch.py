@@ -67,6 +67,14 @@ def test_filters_of_few_rows_are_read_as_they_are(rows):
     assert taken < 8 * rows * 1024 * 4 + 1024
 
 
+def test_gradients_of_many_pixels_come_from_one_gathered_dz():
+    """The input gradient by itself would gather bands of dz once more."""
+    _, taken = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 4096, 64, 256))
+    sums = 16 * 65 * 256 * 4
+    filters, dz = 64 * 256 * 4, 126 * 256 * 4
+    assert sums < taken < sums + filters + dz + 64 * 1024
+
+
 def test_large_filter_gradients_hold_their_own_sums():
     # A last panel of less than a vector would be written beyond its end.
     _, in_place = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 8, 2048, 1024))

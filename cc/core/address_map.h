@@ -72,7 +72,7 @@ TFO_INLINE void CopyRun(const T* from, const T* saved, std::int64_t n, To* to,
 
 // Copies one row of a box that lies inside the image. Channels are the fast
 // axis of `to`; columns are `pitch` apart. The last operand of a column is
-// filled with zero.
+// filled up with zero.
 template <class T, class To, class Transform>
 void CopyRow(const T* from, const T* saved, const AddressMap& map,
              std::int64_t columns, std::int64_t channels, To* to,

@@ -23,10 +23,6 @@ constexpr std::int64_t kPanelsPerTask = 8;
 // Panels that stay in the second-level cache while the band passes: a tile's
 // rows are read, and its rows of the output written, for all of them in turn.
 constexpr std::int64_t kPanelsBytes = 256 << 10;
-// Panels that a tile's rows meet in one call, as many as the lines to prefetch
-// leave room for (measured with AVX2: 0.8 to 0.92 of the time of 1x1
-// convolutions of up to 512 channels, beside a call for each).
-constexpr int kPanelsPerCall = 4;
 // Filters that meet no more tiles than this are packed block by block, and used
 // at once: they would be written to memory and read again for little.
 constexpr std::int64_t kFewTiles = 32;
@@ -101,10 +97,10 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
   const Windows<T>& x = c.x;
   CorrelationPlan<T> p;
   p.panels = NumPanels<A>(c.out_channels);
-  constexpr int kElementsOf = kElements<Operand<T>>;
+  constexpr int kPerOperand = kElements<Operand<T>>;
   const std::int64_t channels = x.TapDepth();
   p.direct = x.ReadDirectly() && PixelPitch<A>(channels) == channels;
-  p.pitch = p.direct ? x.map.w / kElementsOf : PixelPitch<A>(channels);
+  p.pitch = p.direct ? x.map.w / kPerOperand : PixelPitch<A>(channels);
   const std::int64_t grid = x.batch * x.grid_h * x.grid_w;
   const std::int64_t depth = Max(x.taps.count * channels, 1);
   const std::int64_t work = depth * p.panels * kTileColumns<A>;
@@ -123,7 +119,7 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
                          Max(CeilDiv(grid, wanted_bands), kTileRows),
                          kBandBytes);
   p.row_pitch =
-      p.direct ? x.map.h / kElementsOf : p.bands.source_columns * p.pitch;
+      p.direct ? x.map.h / kPerOperand : p.bands.source_columns * p.pitch;
   p.num_bands = x.batch * p.bands.down * p.bands.across;
   p.panels_per_task =
       CeilDiv(p.panels, Min(p.panels, CeilDiv(wanted, p.num_bands)));
@@ -281,11 +277,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
       if (finishes) {
         in_tile = c.block == nullptr &&
                   epilogue.LeaveToTile(to.at, channel, num_columns, &tile);
-        if (in_tile && starts) {
-          tile.num_panels =
-              static_cast<int>(Min(Max(columns / kColumns, 1), kPanelsPerCall));
-          tile.b_panel = panel_stride;
-        }
+        if (in_tile && starts) tile.JoinPanels(columns, panel_stride);
         epilogue.Prefetch(to.at, channel, to.rows,
                           Min(columns, tile.num_panels * kColumns), &prefetch);
         lookahead.Advance(tile.num_panels, &prefetch);

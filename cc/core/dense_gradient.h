@@ -68,8 +68,9 @@ class DenseInputGradient {
       const int rows = static_cast<int>(parts.Size(part));
       const std::int64_t begin = parts.Begin(part);
       const std::int64_t at = epilogue_.map.Offset(n, 0, j + begin);
-      for (std::int64_t c = 0; c < channels_; c += kColumns) {
-        const int columns = static_cast<int>(Min(channels_ - c, kColumns));
+      for (std::int64_t c = 0; c < channels_;) {
+        const std::int64_t rest = channels_ - c;
+        const int columns = static_cast<int>(Min(rest, kColumns));
         TileOperands<E> operands{dz + begin * kRow,
                                  row_offset,
                                  1,
@@ -83,10 +84,13 @@ class DenseInputGradient {
                                  kColumns,
                                  &prefetch};
         const bool in_tile = epilogue_.LeaveToTile(at, c, columns, &operands);
+        if (in_tile) operands.JoinPanels(rest, depth_ * kColumns);
+        const std::int64_t width = operands.num_panels * kColumns;
         prefetch.Clear();
-        epilogue_.Prefetch(at, c, rows, columns, &prefetch);
+        epilogue_.Prefetch(at, c, rows, Min(rest, width), &prefetch);
         SelectTile<E, true>(rows, columns)(operands);
         if (!in_tile) WriteTile(epilogue_, at, c, tile, rows, columns);
+        c += width;
       }
     }
     if (epilogue_.stream) FlushStores();

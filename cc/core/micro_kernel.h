@@ -9,6 +9,7 @@
 #ifndef TFO_CC_CORE_MICRO_KERNEL_H_
 #define TFO_CC_CORE_MICRO_KERNEL_H_
 
+#include "cc/core/integers.h"
 #include "cc/core/operand.h"
 #include "cc/core/streaming.h"
 
@@ -32,6 +33,10 @@ constexpr bool kRowsAnywhere = kTileRows <= 6;
 constexpr int kTileVectors = 2;
 template <class A>
 constexpr int kTileColumns = kTileVectors * kLanes<A>;
+// Panels that a tile's rows meet in one call, as many as the lines to prefetch
+// leave room for (measured with AVX2: 0.8 to 0.92 of the time of 1x1
+// convolutions of up to 512 channels, beside a call for each).
+constexpr int kPanelsPerCall = 4;
 
 // Cache lines that will be needed after this tile. They are asked for one at a
 // time while it is computed, so that memory works while the arithmetic does; a
@@ -81,6 +86,13 @@ struct TileOperands {
   // several only if sums begin from zero.
   int num_panels = 1;
   std::int64_t b_panel = 0;  // from one panel of b to the next
+
+  // Goes on to as many whole panels of `columns` as are computed in a call.
+  TFO_INLINE void JoinPanels(std::int64_t columns, std::int64_t panel_stride) {
+    num_panels = static_cast<int>(
+        Min(Max(columns / kTileColumns<A>, 1), kPanelsPerCall));
+    b_panel = panel_stride;
+  }
 };
 
 // Rows of b asked for ahead of their use, from the second-level cache.
