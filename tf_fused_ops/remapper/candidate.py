@@ -103,7 +103,7 @@ class Candidate:
         return None
 
     def _devices(self):
-        devices = sorted({op.device for op in self.nodes})
+        devices = sorted({self.view.device(op) for op in self.nodes})
         return (
             f"the nodes are on different devices: {', '.join(devices)}"
             if len(devices) > 1

@@ -26,7 +26,8 @@ class GraphView:
 
     Attributes:
         graph: The tf.Graph.
-        types: Op -> its type, which takes long to ask for.
+        types: Op -> its type. Like `inputs`, this takes long to ask the op itself for.
+        inputs: Op -> the tensors that it reads.
         position: Op -> place in one topological order; a replacement takes the place of a replaced
             op.
     """
@@ -42,27 +43,35 @@ class GraphView:
         """
         self.graph = graph
         self.types = {}
+        self.inputs = {}
         self._identify_gradient = identify_gradient
         self._fetched = {id(output) for output in outputs}
         self._withheld = {id(tensor) for tensor in withheld}
         self._attrs = {}
         self._kept = set()
+        self._devices = {}
         self._constants = {}
         self._arrays = {}
         self._read_by_removed = set()
         self._by_type = collections.defaultdict(list)
         self._consumers = collections.defaultdict(list)
-        before = {op: _before(op) for op in graph.get_operations()}
-        ops = _topological(before)
+        self._before = {}
+        for op in graph.get_operations():
+            self._note_inputs(op)
+        ops = _topological(self._before)
         self.position = {op: place for place, op in enumerate(ops)}
-        self._live = _live_ops(ops, before, outputs)
+        self._live = _live_ops(ops, self._before, outputs)
         for op in ops:
             self._index(op)
+
+    def _note_inputs(self, op):
+        self.inputs[op] = inputs = op.inputs
+        self._before[op] = [tensor.op for tensor in inputs] + op.control_inputs
 
     def _index(self, op):
         self.types[op] = op_type = op.type
         self._by_type[op_type].append(op)
-        for port, tensor in enumerate(op.inputs):
+        for port, tensor in enumerate(self.inputs[op]):
             self._consumers[id(tensor)].append((op, port))
 
     def ops(self, op_type):
@@ -76,7 +85,7 @@ class GraphView:
     @functools.cached_property
     def cast_types(self):
         """The dtypes that the graph casts from."""
-        return {op.inputs[0].dtype for op in self._by_type.get("Cast", ())}
+        return {self.inputs[op][0].dtype for op in self._by_type.get("Cast", ())}
 
     def is_live(self, op):
         """Returns whether outputs or side effects depend on an op."""
@@ -104,21 +113,27 @@ class GraphView:
 
     def attrs(self, op):
         """Returns the attributes that decide what an op computes, as a dict of AttrValue protos."""
-        if op not in self._attrs:
-            self._read_attrs(op)
-        return self._attrs[op]
+        found = self._attrs.get(op)
+        return self._read_attrs(op) if found is None else found
+
+    def device(self, op):
+        """Returns the device that an op was put on."""
+        self.attrs(op)
+        return self._devices.get(op, "")
 
     def is_kept(self, op):
         """Returns whether an op is marked as one to be kept."""
-        if op not in self._attrs:
-            self._read_attrs(op)
+        self.attrs(op)
         return op in self._kept
 
     def _read_attrs(self, op):
         node_def = op.node_def
-        self._attrs[op] = semantic_attrs(node_def, self._identify_gradient)
+        self._attrs[op] = attrs = semantic_attrs(node_def, self._identify_gradient)
         if KEEP in node_def.attr:
             self._kept.add(op)
+        if node_def.device:
+            self._devices[op] = node_def.device
+        return attrs
 
     def constant(self, tensor):
         """Returns the value of a tensor made by a Const op, as an array, or None."""
@@ -138,8 +153,8 @@ class GraphView:
         """Takes ops out of the index (not out of the graph)."""
         self._live.difference_update(ops)
         for op in ops:
-            self._read_by_removed.update(_before(op))
-            for port, tensor in enumerate(op.inputs):
+            self._read_by_removed.update(self._before[op])
+            for port, tensor in enumerate(self.inputs[op]):
                 uses = self._consumers[id(tensor)]
                 if (op, port) in uses:
                     uses.remove((op, port))
@@ -148,9 +163,11 @@ class GraphView:
         """Indexes a new op, and new ops that it reads, once its outputs are used."""
         if op in self.types:
             return
-        before = _before(op)
+        self._note_inputs(op)
+        before = self._before[op]
         for other in before:
-            self.adopt(other)
+            if other not in self.types:
+                self.adopt(other)
         self._live.add(op)
         self._index(op)
         after = [user for tensor in op.outputs for user in self.users(tensor)]
@@ -160,7 +177,10 @@ class GraphView:
         if low < high:
             self.position[op] = (low + high) / 2
         else:
-            ops = _topological({op: _before(op) for op in self.graph.get_operations()})
+            for other in self.graph.get_operations():
+                if other not in self.inputs:
+                    self._note_inputs(other)
+            ops = _topological(self._before)
             self.position = {op: place for place, op in enumerate(ops)}
 
     def reaches(self, starts, ends):
@@ -175,7 +195,7 @@ class GraphView:
                 return True
             if op not in seen and self.position[op] > floor:
                 seen.add(op)
-                stack += _before(op)
+                stack += self._before[op]
         return False
 
     def bury(self):
@@ -186,7 +206,7 @@ class GraphView:
             op = waiting.pop()
             if op in self._live and not self._is_needed(op):
                 self._live.discard(op)
-                waiting += _before(op)
+                waiting += self._before[op]
 
     def leftovers(self):
         """Returns the ops that nothing needs any more, consumers first."""
@@ -211,6 +231,10 @@ class GraphView:
         """Makes all consumers of one tensor, and the graph's outputs, use another."""
         for op, port in self._consumers.pop(id(old), ()):
             op._update_input(port, new)
+            # Not asked for anew, which takes long.
+            inputs = self.inputs[op]
+            self.inputs[op] = (*inputs[:port], new, *inputs[port + 1 :])
+            self._before[op][port] = new.op
             self._consumers[id(new)].append((op, port))
         if id(old) in self._fetched:
             self._fetched.discard(id(old))
@@ -221,6 +245,7 @@ class GraphView:
         inputs = [new if other is old else other for other in op.control_inputs]
         op._remove_all_control_inputs()
         op._add_control_inputs(dict.fromkeys(inputs))
+        self._note_inputs(op)
 
 
 def semantic_attrs(node_def, identify_gradient=custom_gradients.identify):
@@ -235,11 +260,6 @@ def semantic_attrs(node_def, identify_gradient=custom_gradients.identify):
             if identity is not None:
                 attrs[name] = identity
     return attrs
-
-
-def _before(op):
-    """Returns the ops that an op reads or waits for."""
-    return [tensor.op for tensor in op.inputs] + op.control_inputs
 
 
 def _live_ops(ops, before, outputs):

@@ -199,7 +199,7 @@ class Matcher:
             wanted = self._pattern.nodes[node]
             if wanted.type != op.type or op in self._excluded:
                 continue
-            inputs = op.inputs
+            inputs = self._view.inputs[op]
             orders = _orders(wanted, len(inputs))
             if len(choices) == len(orders) == 1:
                 return [(node, op, orders[0])]
@@ -221,7 +221,7 @@ class Matcher:
         if difference and not self._tolerate(binding, difference):
             return False
         binding.nodes[node] = op
-        inputs = op.inputs
+        inputs = self._view.inputs[op]
         agenda += zip(wanted.inputs, [inputs[i] for i in order], strict=True)
         if wanted.open:
             rest = (tensor for i, tensor in enumerate(inputs) if i not in order)
