@@ -46,6 +46,10 @@ CASES = [
     # Filter gradients that are too large for several sets of sums.
     (1, (21, 32), 560, 1048, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (2, (6, 7), 130, 552, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    # So many small images that several are gathered together for the filter gradient.
+    (43, (5, 4), 6, 9, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    (35, (5, 5), 7, 20, (1, 1), (2, 2), (1, 1), (0, 0, 0, 0)),
+    (37, (1, 5), 5, 40, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
 ]
 
 

@@ -39,7 +39,13 @@ def filter_bytes(cin, cout, kernel):
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
     "sizes",
-    [(4, 56, 64, 64, 3), (2, 56, 64, 256, 1), (2, 112, 3, 64, 7, 2), (2, 14, 256, 256, 3)],
+    [
+        (4, 56, 64, 64, 3),
+        (2, 56, 64, 256, 1),
+        (2, 112, 3, 64, 7, 2),
+        (2, 14, 256, 256, 3),
+        (16, 5, 512, 512, 3),
+    ],
 )
 def test_scratch_is_bounded(sizes, threads):
     _, _, cin, cout, kernel, *_ = sizes
@@ -73,6 +79,13 @@ def test_gradients_of_many_pixels_come_from_one_gathered_dz():
     sums = 16 * 65 * 256 * 4
     filters, dz = 64 * 256 * 4, 126 * 256 * 4
     assert sums < taken < sums + filters + dz + 64 * 1024
+
+
+def test_small_images_are_gathered_together():
+    """Ten sets of sums each; of 40 images, four are gathered at a time."""
+    apart, together = (_core.conv_scratch_bytes(shape(batch, 5, 6, 9, 3))[1] for batch in (10, 40))
+    image, dz = 7 * 7 * 6 * 4, 5 * 5 * 9 * 4
+    assert together - apart >= 3 * (image + dz)
 
 
 def test_large_filter_gradients_hold_their_own_sums():

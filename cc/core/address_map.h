@@ -117,11 +117,12 @@ template <class T, class To, class Transform>
 TFO_INLINE void GatherRows(const Source<T>& source, const AddressMap& map,
                            std::int64_t n, std::int64_t height,
                            std::int64_t width, const Box& box, To* to,
-                           std::int64_t pitch, Transform transform) {
+                           std::int64_t pitch, std::int64_t row_pitch,
+                           Transform transform) {
   const std::int64_t first = box.w < 0 ? -box.w : 0;
   std::int64_t last = width - box.w < box.columns ? width - box.w : box.columns;
   if (last < first) last = first;
-  for (std::int64_t i = 0; i < box.rows; ++i, to += box.columns * pitch) {
+  for (std::int64_t i = 0; i < box.rows; ++i, to += row_pitch) {
     const std::int64_t row = box.h + i;
     if (row < 0 || row >= height || last == first) {
       Zero(to, box.columns * pitch);
@@ -136,25 +137,26 @@ TFO_INLINE void GatherRows(const Source<T>& source, const AddressMap& map,
   }
 }
 
-// Brings a box of image n into `to` as [rows, columns, pitch] accumulators or
-// elements of operands, pitch >= channels, zero beyond the image. What lies
-// between the last operand of a column and pitch is left as it is inside the
-// image.
+// Brings a box of image n into `to` as accumulators or elements of operands,
+// zero beyond the image: columns `pitch` >= channels apart, rows `row_pitch` >=
+// columns * pitch. What lies between the last operand of a column and pitch is
+// left as it is inside the image.
 template <class T, class To>
 void Gather(const Source<T>& source, const AddressMap& map, std::int64_t n,
             std::int64_t height, std::int64_t width, const Box& box, To* to,
-            std::int64_t pitch) {
+            std::int64_t pitch, std::int64_t row_pitch) {
   using A = Accumulator<T>;
   using V = Vec<A>;
   if (source.saved == nullptr) {
-    GatherRows(source, map, n, height, width, box, to, pitch, Unchanged{});
+    GatherRows(source, map, n, height, width, box, to, pitch, row_pitch,
+               Unchanged{});
     return;
   }
   const V alpha = Splat(source.alpha);
   WithActivation(source.activation, [&](auto activation) {
     constexpr Activation kActivation = decltype(activation)::value;
     GatherRows(
-        source, map, n, height, width, box, to, pitch,
+        source, map, n, height, width, box, to, pitch, row_pitch,
         [alpha](V v, const T* saved, std::int64_t i,
                 int count) TFO_INLINE_LAMBDA {
           const V s = count == kLanes<A> ? LoadAs(saved + i)

@@ -201,7 +201,8 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
     } else if (x.taps.count > 0) {
       Gather(x.source, x.map, n, x.height, x.width,
              {h, w, 0, bands.source_rows, bands.source_columns, x.channels},
-             reinterpret_cast<ElementOf<E>*>(gathered), p.pitch * kElements<E>);
+             reinterpret_cast<ElementOf<E>*>(gathered), p.pitch * kElements<E>,
+             p.row_pitch * kElements<E>);
     }
     const EvenParts parts(p.joined ? rows * columns : columns, kTileRows);
     const std::int64_t tiles = (p.joined ? 1 : rows) * parts.count();

@@ -30,8 +30,9 @@ TFO_INLINE void SumColumns(const A* rows, std::int64_t num_rows, A* sums,
 
 // Writes gathered dz back as the side input's gradient.
 template <class T>
-void ScatterPanel(const Accumulator<T>* rows, const AddressMap& map,
-                  std::int64_t n, const Box& box, T* to) {
+void ScatterPanel(const Accumulator<T>* rows, std::int64_t row_pitch,
+                  const AddressMap& map, std::int64_t n, const Box& box,
+                  T* to) {
   using A = Accumulator<T>;
   const Epilogue<T> identity{to,   nullptr, nullptr, nullptr, Activation::kNone,
                              A(0), map};
@@ -40,7 +41,7 @@ void ScatterPanel(const Accumulator<T>* rows, const AddressMap& map,
     for (std::int64_t j = 0; j < box.columns; j += kTileRows) {
       const std::int64_t at =
           map.Offset(n, box.h + i, box.w + j) + box.c * map.c;
-      const A* tile = rows + (i * box.columns + j) * kTileColumns<A>;
+      const A* tile = rows + i * row_pitch + j * kTileColumns<A>;
       const int num_rows = static_cast<int>(Min(kTileRows, box.columns - j));
       const int num_columns = static_cast<int>(box.channels);
       map.c == 1 ? writer.Rows(at, box.c, tile, num_rows, num_columns)
@@ -89,22 +90,22 @@ class FilterGradientWork {
   // False when scratch memory ran out.
   bool Prepare(const Parallel& parallel, const Scratch& scratch) {
     const Bands& bands = p_.bands;
-    x_size_ = p_.rows > 0 && !p_.direct
-                  ? bands.source_rows * p_.columns * p_.pitch + kLanes<A>
-                  : 0;
-    dz_panel_size_ = bands.rows * NumOperands<T>(bands.columns) * kColumns;
-    numbers_size_ = kPaired ? bands.rows * bands.columns * kColumns : 0;
+    x_size_ =
+        p_.rows > 0 && !p_.direct ? p_.images * p_.image_pitch + kLanes<A> : 0;
+    num_lines_ = p_.images * bands.rows;
+    dz_panel_size_ = num_lines_ * NumOperands<T>(bands.columns) * kColumns;
+    numbers_size_ = kPaired ? num_lines_ * bands.columns * kColumns : 0;
     if (g_.input_gradient != nullptr) {
       if (!dense_.Prepare(s_, g_.filters, {map_.column, map_.row, map_.matrix},
-                          g_.input_gradient, g_.x_map, bands.columns, parallel,
-                          scratch)) {
+                          g_.input_gradient, g_.x_map,
+                          num_lines_ * bands.columns, parallel, scratch)) {
         return false;
       }
       dense_size_ = kPaired ? dense_.size() : 0;
     }
     const int workers = parallel.num_workers;
     runs_ = scratch.Allocate<Segment>(g_.x.taps.count + 1);
-    lines_ = scratch.Allocate<Segment>(2 * bands.rows);
+    lines_ = scratch.Allocate<Segment>(num_lines_ * workers);
     sums_ = scratch.Allocate<A>(p_.slices * p_.panels * p_.PanelSize<A>());
     x_ = scratch.Allocate<E>(x_size_ * workers);
     dz_ = scratch.Allocate<E>(DzSize() * workers);
@@ -119,13 +120,6 @@ class FilterGradientWork {
     num_runs_ = p_.rows > 0 ? BuildSegments(g_.x.taps, p_.block, p_.pitch,
                                             p_.row_pitch, runs_)
                             : 0;
-    for (std::int64_t i = 0; i < bands.rows; ++i) {
-      const std::int64_t offset = i * g_.x.stride_h * p_.row_pitch;
-      lines_[i] = {offset, NumOperands<T>(bands.columns)};
-      lines_[bands.rows + i] = {
-          offset,
-          NumOperands<T>(s_.out_w - (bands.across - 1) * bands.columns)};
-    }
     return true;
   }
 
@@ -168,7 +162,8 @@ class FilterGradientWork {
   static constexpr bool kPaired = kElements<E> > 1;
 
   struct Band {
-    std::int64_t n, i, j, height, width;  // of the grid
+    std::int64_t n, images;
+    std::int64_t i, j, height, width;  // of the grid
     std::int64_t source_h, source_w;
     bool first;  // of its slice
   };
@@ -191,7 +186,8 @@ class FilterGradientWork {
     Band b;
     b.j = index % bands.across * bands.columns;
     b.i = index / bands.across % bands.down * bands.rows;
-    b.n = index / bands.across / bands.down;
+    b.n = index / bands.across / bands.down * p_.images;
+    b.images = Min(p_.images, s_.batch - b.n);
     b.height = Min(bands.rows, s_.out_h - b.i);
     b.width = Min(bands.columns, s_.out_w - b.j);
     b.source_h = b.i * g_.x.stride_h + g_.x.taps.min_h;
@@ -206,21 +202,33 @@ class FilterGradientWork {
       GatherPanel(band, panel, sums,
                   dz + (panel - panels.begin) * dz_panel_size_, worker);
     if (g_.input_gradient != nullptr) {
-      dense_.Compute(kPaired ? dense_dz_ + worker * dense_size_ : dz, band.n,
-                     band.j, band.width, dx_tile_ + worker * dense_.kTileSize);
+      const E* from = kPaired ? dense_dz_ + worker * dense_size_ : dz;
+      for (std::int64_t m = 0; m < band.images; ++m) {
+        dense_.Compute(from + m * band.width * dense_.kRow, band.n + m, band.j,
+                       band.width, dx_tile_ + worker * dense_.kTileSize);
+      }
     }
     if (p_.rows == 0) return;
+    Segment* const lines = lines_ + worker * num_lines_;
+    for (std::int64_t i = 0; i < band.height; ++i) {
+      for (std::int64_t m = 0; m < band.images; ++m) {
+        lines[i * band.images + m] = {
+            m * p_.image_pitch + i * g_.x.stride_h * p_.row_pitch,
+            NumOperands<T>(band.width)};
+      }
+    }
     Ahead ahead = After(band, panels);
     for (std::int64_t c = 0; c < s_.in_c; c += p_.block) {
       const Block block =
           GatherInput(band, c, Min(p_.block, s_.in_c - c), worker);
       for (std::int64_t panel = panels.begin; panel < panels.end; ++panel)
-        AddProducts(band, panel, block,
+        AddProducts(band, lines, panel, block,
                     dz + (panel - panels.begin) * dz_panel_size_, sums, &ahead);
     }
   }
 
-  // Gathers a panel of dz, with all that is to be had from it by itself.
+  // Gathers a panel of dz, with all that is to be had from it by itself: the
+  // first lines of all images, then their second ones.
   void GatherPanel(const Band& band, std::int64_t panel, A* sums, E* dz,
                    int worker) {
     const std::int64_t channel = panel * kColumns;
@@ -232,20 +240,27 @@ class FilterGradientWork {
     } else {
       numbers = dz;
     }
-    Gather(g_.dz, g_.dz_map, band.n, s_.out_h, s_.out_w, box, numbers,
-           kColumns);
+    const std::int64_t line = band.width * kColumns;
+    for (std::int64_t m = 0; m < band.images; ++m) {
+      A* const to = numbers + m * line;
+      Gather(g_.dz, g_.dz_map, band.n + m, s_.out_h, s_.out_w, box, to,
+             kColumns, band.images * line);
+      if (g_.side_input_gradient != nullptr) {
+        ScatterPanel(to, band.images * line, g_.dz_map, band.n + m, box,
+                     g_.side_input_gradient);
+      }
+    }
+    const std::int64_t num_lines = band.images * band.height;
     if (g_.bias_gradient != nullptr) {
-      SumColumns(numbers, band.height * band.width,
+      SumColumns(numbers, num_lines * band.width,
                  sums + (panel + 1) * p_.PanelSize<A>() - kColumns,
                  !band.first);
     }
-    if (g_.side_input_gradient != nullptr)
-      ScatterPanel(numbers, g_.dz_map, band.n, box, g_.side_input_gradient);
     if constexpr (kPaired) {
-      PairRows(numbers, band.height, band.width, dz);
+      PairRows(numbers, num_lines, band.width, dz);
       if (g_.input_gradient != nullptr) {
         PairColumns(
-            numbers, band.width, box.channels,
+            numbers, num_lines * band.width, box.channels,
             dense_dz_ + worker * dense_size_ + panel * dense_.panel_size());
       }
     }
@@ -263,11 +278,15 @@ class FilterGradientWork {
     E* const to = x_ + worker * x_size_;
     const Box box{band.source_h,        band.source_w, first,
                   p_.bands.source_rows, p_.columns,    count};
-    if constexpr (kPaired) {
-      GatherPairs(x.source, x.map, band.n, x.height, x.width, box, p_.pairs, to,
-                  p_.pitch);
-    } else {
-      Gather(x.source, x.map, band.n, x.height, x.width, box, to, p_.pitch);
+    for (std::int64_t m = 0; m < band.images; ++m) {
+      E* const image = to + m * p_.image_pitch;
+      if constexpr (kPaired) {
+        GatherPairs(x.source, x.map, band.n + m, x.height, x.width, box,
+                    p_.pairs, image, p_.pitch);
+      } else {
+        Gather(x.source, x.map, band.n + m, x.height, x.width, box, image,
+               p_.pitch, p_.row_pitch);
+      }
     }
     return {first, count, to};
   }
@@ -275,27 +294,33 @@ class FilterGradientWork {
   Ahead After(const Band& band, const Range& panels) const {
     const std::int64_t tiles =
         (panels.end - panels.begin) * CeilDiv(p_.rows, kTileRows);
-    const std::int64_t dz_size = p_.groups == 1 && g_.dz_map.c == 1
-                                     ? band.height * band.width * s_.out_c
-                                     : 0;
+    const std::int64_t dz_size =
+        p_.groups == 1 && g_.dz_map.c == 1
+            ? band.images * band.height * band.width * s_.out_c
+            : 0;
+    const Windows<T>& x = g_.x;
+    const auto whole_images = [&] {
+      return Lookahead<T>(x.source, x.map.Offset(band.n + p_.images, 0, 0),
+                          p_.images * x.map.batch, s_.batch * x.map.batch,
+                          Max(tiles, 1));
+    };
     return {
-        p_.block == s_.in_c
-            ? g_.x.After(p_.bands, band.n, band.source_h, band.source_w, tiles)
-            : Lookahead<T>(g_.x.source, 0, 0, 0, 1),
+        p_.block < s_.in_c ? Lookahead<T>(x.source, 0, 0, 0, 1)
+        : p_.images > 1
+            ? whole_images()
+            : x.After(p_.bands, band.n, band.source_h, band.source_w, tiles),
         Lookahead<T>(g_.dz, g_.dz_map.Offset(band.n, band.i, band.j) + dz_size,
                      dz_size, s_.batch * g_.dz_map.batch, Max(tiles, 1))};
   }
 
   // Adds the products of a block of x and a panel of dz.
-  void AddProducts(const Band& band, std::int64_t panel, const Block& block,
-                   const E* dz, A* sums, Ahead* ahead) {
+  void AddProducts(const Band& band, const Segment* lines, std::int64_t panel,
+                   const Block& block, const E* dz, A* sums, Ahead* ahead) {
     const TapList& taps = g_.x.taps;
     const std::int64_t row_stride = p_.in_place ? map_.row : kColumns;
     const int num_columns =
         static_cast<int>(Min(s_.out_c - panel * kColumns, kColumns));
     const bool whole = p_.block == s_.in_c;
-    const Segment* const lines =
-        band.width == p_.bands.columns ? lines_ : lines_ + p_.bands.rows;
     const std::int64_t runs_per_row = num_runs_ / Max(taps.rows, 1);
     PrefetchList prefetch;
     std::int64_t first_row = block.first;
@@ -306,8 +331,9 @@ class FilterGradientWork {
       const Range inside =
           Inside(band.source_h + run / runs_per_row * taps.RowStep(),
                  g_.x.stride_h, band.height, g_.x.height);
+      const std::int64_t first_line = inside.begin * band.images;
       const E* const b =
-          dz + inside.begin * NumOperands<T>(band.width) * kColumns;
+          dz + first_line * NumOperands<T>(band.width) * kColumns;
       A* row = sums + panel * p_.PanelSize<A>() + first_row * kColumns;
       if (p_.in_place) {
         // That means that T is A.
@@ -325,8 +351,9 @@ class FilterGradientWork {
         ahead->dz.Advance(1, &prefetch);
         SelectTile<E, false>(num_rows, num_columns)(
             {block.x + runs_[run].offset + i, nullptr, p_.k_stride,
-             lines + inside.begin, inside.end - inside.begin, b, kColumns,
-             band.first ? nullptr : c, row_stride, c, row_stride, &prefetch});
+             lines + first_line, (inside.end - inside.begin) * band.images, b,
+             kColumns, band.first ? nullptr : c, row_stride, c, row_stride,
+             &prefetch});
         i += num_rows;
       }
       first_row += whole ? length : s_.in_c;
@@ -342,9 +369,10 @@ class FilterGradientWork {
   // neighbouring taps.
   Segment* runs_;
   std::int64_t num_runs_;
-  // The rows of a band under the first tap: whole ones, then those of the last
-  // band across.
+  // Of each worker: the lines of a band under the first tap, in the order of
+  // dz.
   Segment* lines_;
+  std::int64_t num_lines_;
   A* sums_;
   // Of each worker: what is gathered of x and dz; a panel of dz before it is
   // paired; dz as the input gradient meets it, where that is not as dw does; a

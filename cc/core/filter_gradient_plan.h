@@ -15,7 +15,7 @@ constexpr std::int64_t kPartialSumBytes = 4 << 20;
 constexpr std::int64_t kMaxSlices = 16;
 // Each group of panels gathers x anew, so there are no more than keep all
 // workers busy, and as many as bound what is gathered of dz at a time.
-constexpr std::int64_t kTasksPerWorker = 3;
+constexpr std::int64_t kTasksPerWorker = 2;
 // Tasks that are enough without groups.
 constexpr std::int64_t kEnoughSlices = 8;
 
@@ -57,6 +57,8 @@ struct FilterGradientPlan {
   PairedColumns pairs;
   bool direct;
   Bands bands;
+  std::int64_t images;  // whole ones that make up a band
+  std::int64_t image_pitch;
   std::int64_t num_bands, panels, rows;
   std::int64_t slices, groups, panels_per_group, fitting_panels;
   bool in_place;  // the filter gradient itself holds the sums
@@ -69,6 +71,18 @@ struct FilterGradientPlan {
     return (SumRows() + 1) * kTileColumns<A>;
   }
 };
+
+// A number of parts between half of `most` and that, for which parts of `total`
+// differ least.
+TFO_INLINE std::int64_t EvenCount(std::int64_t total, std::int64_t most) {
+  const auto excess = [total](std::int64_t parts) {
+    return CeilDiv(total, parts) * parts - total;
+  };
+  std::int64_t best = most;
+  for (std::int64_t parts = most; 2 * parts >= most; --parts)
+    if (excess(parts) < excess(best)) best = parts;
+  return best;
+}
 
 template <class T>
 FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
@@ -88,7 +102,7 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
       Max(x_operands / (portion.pixels * g.x.stride_h * g.x.stride_w), 64) /
       kTileRows * kTileRows;
   if (!p.direct && s.in_c > fitting + fitting / 2) {
-    p.block = fitting;
+    p.block = CeilDiv(EvenPart(s.in_c, fitting), kTileRows) * kTileRows;
     p.pitch = p.block + kLanes<A>;
   }
   p.bands = CutIntoBands(g.x, p.pitch, portion.pixels, kBandBytes);
@@ -107,14 +121,29 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
   const std::int64_t slice_bytes = p.panels * p.PanelSize<A>() * sizeof(A);
   p.slices =
       Max(Min(Min(p.num_bands, kMaxSlices), kPartialSumBytes / slice_bytes), 1);
+  if (g.x.taps.count > 1) p.slices = EvenCount(p.num_bands, p.slices);
+  // Small images share a band, as long as there is one for each slice: all sums
+  // are loaded and stored for every band.
+  const std::int64_t image_operands = p.bands.source_rows * p.row_pitch;
+  p.images = 1;
+  if (p.num_bands == s.batch) {
+    const std::int64_t most =
+        Min(Min(portion.pixels / Max(s.out_h * s.out_w, 1),
+                x_operands / Max(image_operands, 1)),
+            s.batch / p.slices);
+    p.images = EvenPart(s.batch, Max(most, 1));
+    p.num_bands = CeilDiv(s.batch, p.images);
+  }
+  p.image_pitch = p.direct ? g.x.map.batch : image_operands;
   const std::int64_t groups =
       CeilDiv(Min(kTasksPerWorker * num_workers, kMaxSlices), p.slices);
   const std::int64_t panel_bytes =
-      p.bands.rows * p.bands.columns * kTileColumns<A> * sizeof(A);
+      p.images * p.bands.rows * p.bands.columns * kTileColumns<A> * sizeof(A);
   p.fitting_panels = Max(portion.dz_bytes / panel_bytes, 1);
   p.panels_per_group = g.input_gradient != nullptr
                            ? p.panels
-                           : Min(CeilDiv(p.panels, groups), p.fitting_panels);
+                           : Min(CeilDiv(p.panels, EvenCount(p.panels, groups)),
+                                 p.fitting_panels);
   p.groups = CeilDiv(p.panels, p.panels_per_group);
   p.in_place = p.slices == 1 && !kIs16Bit<T> && !s.filters_transposed &&
                s.out_c % kLanes<A> == 0;
