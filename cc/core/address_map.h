@@ -3,6 +3,7 @@
 #ifndef TFO_CC_CORE_ADDRESS_MAP_H_
 #define TFO_CC_CORE_ADDRESS_MAP_H_
 
+#include "cc/core/integers.h"
 #include "cc/core/operand.h"
 #include "cc/core/vector_math.h"
 
@@ -92,18 +93,28 @@ void CopyRow(const T* from, const T* saved, const AddressMap& map,
     }
     return;
   }
-  // Pixels lie together (map.w == 1): transpose vector by vector.
+  // Pixels lie together (map.w == 1): blocks of them and of channels are
+  // transposed.
   for (std::int64_t j = 0; j < columns; j += lanes) {
-    const int n = static_cast<int>(columns - j < lanes ? columns - j : lanes);
-    for (std::int64_t c = 0; c < channels; ++c) {
-      const std::int64_t at = c * map.c + j;
-      const T* p = from + at;
-      const Vec<Accumulator<T>> v =
-          transform(n == lanes ? LoadAs(p) : LoadAsPartial(p, n), saved, at, n);
-      To elements[lanes];
-      StoreAs(elements, v);
-      To* column = to + j * pitch + c;
-      for (int i = 0; i < n; ++i) column[i * pitch] = elements[i];
+    const int n = static_cast<int>(Min(columns - j, lanes));
+    for (std::int64_t c = 0; c < channels; c += lanes) {
+      const int m = static_cast<int>(Min(channels - c, lanes));
+      Vec<Accumulator<T>> v[lanes]{};
+      for (int i = 0; i < m; ++i) {
+        const std::int64_t at = (c + i) * map.c + j;
+        const T* p = from + at;
+        v[i] = transform(n == lanes ? LoadAs(p) : LoadAsPartial(p, n), saved,
+                         at, n);
+      }
+      Transpose<Accumulator<T>>(v);
+      To* const block = to + j * pitch + c;
+      for (int i = 0; i < n; ++i) {
+        if (m == lanes) {
+          StoreAs(block + i * pitch, v[i]);
+        } else {
+          StoreAsPartial(block + i * pitch, v[i], m);
+        }
+      }
     }
   }
 }
