@@ -150,10 +150,22 @@ def test_build_info_names_the_installed_tensorflow():
     assert info["package_version"] == tf_fused_ops.__version__
 
 
-def test_isa_can_be_capped_by_the_environment():
-    code = "from tf_fused_ops import _library; print(_library.isa())"
-    result = run_python(code, PACKAGE.parent, TF_FUSED_OPS_ISA="portable")
-    assert result.stdout.strip() == "portable", result.stderr
+PRINT_ISA = "from tf_fused_ops import _library; print(_library.isa())"
+
+
+@pytest.mark.parametrize("isa", _library.available_isas())
+def test_isa_can_be_set_by_the_environment(isa):
+    result = run_python(PRINT_ISA, PACKAGE.parent, TF_FUSED_OPS_ISA=isa)
+    assert result.stdout.strip() == isa, result.stderr
+
+
+def test_the_default_isa_is_the_fastest():
+    """Intel's processors multiply pairs of bfloat16 slowly."""
+    isas = _library.available_isas()
+    if "GenuineIntel" in Path("/proc/cpuinfo").read_text():
+        isas = [isa for isa in isas if isa != "avx512_bf16"]
+    result = run_python(PRINT_ISA, PACKAGE.parent, TF_FUSED_OPS_ISA="")
+    assert result.stdout.strip() == isas[-1], result.stderr
 
 
 def test_set_isa():

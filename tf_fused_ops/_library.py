@@ -197,7 +197,7 @@ def isa():
 
 
 def available_isas():
-    """Returns the names of the instruction sets that this processor can run, slowest first."""
+    """Returns the names of the instruction sets that this processor can run, oldest first."""
     return [name.decode() for name in iter(map(_handle.tfo_available_isa, count()).__next__, None)]
 
 

@@ -50,6 +50,19 @@ struct Available {
 #endif
   }
 
+  // Intel's processors run the multiplication of pairs of bfloat16 at a fourth
+  // of the rate of multiply-adds, and widened numbers beat it (measured on an
+  // Emerald Rapids: 108 beside 216 GFLOP/s a core).
+  const Kernels* Best() const {
+#if defined(__x86_64__)
+    if (tables[count - 1] == &avx512_bf16::kKernels &&
+        __builtin_cpu_is("intel")) {
+      return &avx512::kKernels;
+    }
+#endif
+    return tables[count - 1];
+  }
+
   const Kernels* Find(const char* name) const {
     for (int i = 0; i < count; ++i) {
       if (std::strcmp(tables[i]->isa, name) == 0) return tables[i];
@@ -63,13 +76,13 @@ const Available& Isas() {
   return available;
 }
 
-// TF_FUSED_OPS_ISA caps the choice: a name that this CPU lacks, or that is
+// TF_FUSED_OPS_ISA overrides the choice: a name that this CPU lacks, or that is
 // unknown, leaves the best one in force.
 const Kernels* Initial() {
   const Available& isas = Isas();
-  const char* cap = std::getenv("TF_FUSED_OPS_ISA");
-  const Kernels* capped = cap == nullptr ? nullptr : isas.Find(cap);
-  return capped != nullptr ? capped : isas.tables[isas.count - 1];
+  const char* name = std::getenv("TF_FUSED_OPS_ISA");
+  const Kernels* named = name == nullptr ? nullptr : isas.Find(name);
+  return named != nullptr ? named : isas.Best();
 }
 
 std::atomic<const Kernels*>& Active() {

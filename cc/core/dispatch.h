@@ -25,7 +25,7 @@ struct Kernels {
   CopyFunction* copy;
 };
 
-// The table of the best instruction set that the CPU has, unless
+// The table of the fastest instruction set that the CPU has, unless
 // TF_FUSED_OPS_ISA or SetIsa says otherwise.
 const Kernels& ActiveKernels();
 
