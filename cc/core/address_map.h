@@ -51,6 +51,21 @@ struct Unchanged {
   }
 };
 
+// Multiplies by the activation's slope.
+template <class T, Activation kActivation>
+struct TimesSlope {
+  using A = Accumulator<T>;
+
+  TFO_INLINE Vec<A> operator()(Vec<A> v, const T* saved, std::int64_t i,
+                               int count) const {
+    const Vec<A> s = count == kLanes<A> ? LoadAs(saved + i)
+                                        : LoadAsPartial(saved + i, count);
+    return v * VectorActivation<A>::template Slope<kActivation>(s, alpha);
+  }
+
+  Vec<A> alpha;
+};
+
 template <class T, class To, class Transform>
 TFO_INLINE void CopyRun(const T* from, const T* saved, std::int64_t n, To* to,
                         Transform transform) {
@@ -71,6 +86,23 @@ TFO_INLINE void CopyRun(const T* from, const T* saved, std::int64_t n, To* to,
   }
 }
 
+// Whether a transform is so long that the processor does not get to the next
+// columns by itself. The hardware does not foresee those of few channels that
+// lie apart, so they are fetched this far ahead (measured with GELU, 32
+// channels of 3072: 0.3 of the time).
+template <class Transform>
+constexpr bool kIsLong = false;
+template <class T, Activation kActivation>
+constexpr bool kIsLong<TimesSlope<T, kActivation>> =
+    !SlopeFromValue(kActivation, 1);
+constexpr std::int64_t kAheadElements = 512;
+
+template <class T>
+TFO_INLINE void FetchRun(const T* from, std::int64_t n) {
+  constexpr int kLine = 64 / sizeof(T);
+  for (std::int64_t i = 0; i < n; i += kLine) __builtin_prefetch(from + i);
+}
+
 // Copies one row of a box that lies inside the image. Channels are the fast
 // axis of `to`; columns are `pitch` apart. The last operand of a column is
 // filled up with zero.
@@ -87,9 +119,16 @@ void CopyRow(const T* from, const T* saved, const AddressMap& map,
     if (map.w == channels && pitch == channels) {
       return CopyRun(from, saved, columns * channels, to, transform);
     }
+    const bool fetch = kIsLong<Transform> && channels <= kAheadElements;
+    const std::int64_t ahead = kAheadElements / Max(channels, 1) * map.w;
     for (std::int64_t j = 0; j < columns; ++j) {
-      CopyRun(from + j * map.w, saved == nullptr ? nullptr : saved + j * map.w,
-              channels, to + j * pitch, transform);
+      const std::int64_t at = j * map.w;
+      if (fetch) {
+        FetchRun(from + at + ahead, channels);
+        FetchRun(saved + at + ahead, channels);
+      }
+      CopyRun(from + at, saved == nullptr ? nullptr : saved + at, channels,
+              to + j * pitch, transform);
     }
     return;
   }
@@ -156,24 +195,16 @@ template <class T, class To>
 void Gather(const Source<T>& source, const AddressMap& map, std::int64_t n,
             std::int64_t height, std::int64_t width, const Box& box, To* to,
             std::int64_t pitch, std::int64_t row_pitch) {
-  using A = Accumulator<T>;
-  using V = Vec<A>;
   if (source.saved == nullptr) {
     GatherRows(source, map, n, height, width, box, to, pitch, row_pitch,
                Unchanged{});
     return;
   }
-  const V alpha = Splat(source.alpha);
   WithActivation(source.activation, [&](auto activation) {
-    constexpr Activation kActivation = decltype(activation)::value;
-    GatherRows(
-        source, map, n, height, width, box, to, pitch, row_pitch,
-        [alpha](V v, const T* saved, std::int64_t i,
-                int count) TFO_INLINE_LAMBDA {
-          const V s = count == kLanes<A> ? LoadAs(saved + i)
-                                         : LoadAsPartial(saved + i, count);
-          return v * VectorActivation<A>::template Slope<kActivation>(s, alpha);
-        });
+    const TimesSlope<T, decltype(activation)::value> transform{
+        Splat(source.alpha)};
+    GatherRows(source, map, n, height, width, box, to, pitch, row_pitch,
+               transform);
   });
 }
 
