@@ -162,6 +162,7 @@ class FilterGradientWork {
   static constexpr bool kPaired = kElements<E> > 1;
 
   struct Band {
+    std::int64_t index;
     std::int64_t n, images;
     std::int64_t i, j, height, width;  // of the grid
     std::int64_t source_h, source_w;
@@ -174,16 +175,12 @@ class FilterGradientWork {
     const E* x;
   };
 
-  // What is fetched of the next band while this one is computed.
-  struct Ahead {
-    Lookahead<T> x, dz;
-  };
-
   std::int64_t DzSize() const { return p_.panels_per_group * dz_panel_size_; }
 
   Band BandAt(std::int64_t index, bool first) const {
     const Bands& bands = p_.bands;
     Band b;
+    b.index = index;
     b.j = index % bands.across * bands.columns;
     b.i = index / bands.across % bands.down * bands.rows;
     b.n = index / bands.across / bands.down * p_.images;
@@ -217,13 +214,15 @@ class FilterGradientWork {
             NumOperands<T>(band.width)};
       }
     }
-    Ahead ahead = After(band, panels);
+    Lookahead<T> next_dz = GradientAfter(band, panels);
     for (std::int64_t c = 0; c < s_.in_c; c += p_.block) {
       const Block block =
           GatherInput(band, c, Min(p_.block, s_.in_c - c), worker);
+      Lookahead<T> next_x = InputAfter(band, c, panels);
       for (std::int64_t panel = panels.begin; panel < panels.end; ++panel)
         AddProducts(band, lines, panel, block,
-                    dz + (panel - panels.begin) * dz_panel_size_, sums, &ahead);
+                    dz + (panel - panels.begin) * dz_panel_size_, sums, &next_x,
+                    &next_dz);
     }
   }
 
@@ -291,31 +290,63 @@ class FilterGradientWork {
     return {first, count, to};
   }
 
-  Ahead After(const Band& band, const Range& panels) const {
-    const std::int64_t tiles =
-        (panels.end - panels.begin) * CeilDiv(p_.rows, kTileRows);
-    const std::int64_t dz_size =
-        p_.groups == 1 && g_.dz_map.c == 1
-            ? band.images * band.height * band.width * s_.out_c
-            : 0;
+  // What follows a band in dz and, after its channels from `c` on, in x.
+  Lookahead<T> GradientAfter(const Band& band, const Range& panels) const {
+    const AddressMap& map = g_.dz_map;
+    const std::int64_t pixels =
+        map.c == 1 ? band.images * band.height * band.width : 0;
+    const std::int64_t first = panels.begin * kColumns;
+    const std::int64_t channels = Min(panels.end * kColumns, s_.out_c) - first;
+    const std::int64_t begin =
+        map.Offset(band.n, band.i, band.j) + pixels * map.w + first;
+    const std::int64_t end = s_.batch * map.batch;
+    const std::int64_t tiles = NumTiles(panels, p_.rows);
+    if (channels == s_.out_c)
+      return {g_.dz, begin, pixels * channels, end, tiles};
+    return {g_.dz, begin, pixels, channels, map.w, end, tiles};
+  }
+
+  Lookahead<T> InputAfter(const Band& band, std::int64_t c,
+                          const Range& panels) const {
     const Windows<T>& x = g_.x;
-    const auto whole_images = [&] {
-      return Lookahead<T>(x.source, x.map.Offset(band.n + p_.images, 0, 0),
-                          p_.images * x.map.batch, s_.batch * x.map.batch,
-                          Max(tiles, 1));
-    };
-    return {
-        p_.block < s_.in_c ? Lookahead<T>(x.source, 0, 0, 0, 1)
-        : p_.images > 1
-            ? whole_images()
-            : x.After(p_.bands, band.n, band.source_h, band.source_w, tiles),
-        Lookahead<T>(g_.dz, g_.dz_map.Offset(band.n, band.i, band.j) + dz_size,
-                     dz_size, s_.batch * g_.dz_map.batch, Max(tiles, 1))};
+    const AddressMap& map = x.map;
+    const std::int64_t end = s_.batch * map.batch;
+    const std::int64_t tiles =
+        NumTiles(panels, x.taps.count * Min(p_.block, s_.in_c - c));
+    if (p_.block < s_.in_c) {
+      const bool last = c + p_.block >= s_.in_c;
+      const Band next = last ? BandAt(band.index + 1, false) : band;
+      const std::int64_t first = last ? 0 : c + p_.block;
+      const std::int64_t pixels =
+          map.c != 1 ? 0
+          : p_.images > 1
+              ? next.images * x.height * x.width
+              : (p_.bands.across > 1 ? p_.bands.source_columns
+                                     : p_.bands.source_rows * x.width);
+      return {x.source,
+              map.Offset(next.n, Max(next.source_h, 0), Max(next.source_w, 0)) +
+                  first,
+              pixels,
+              Min(p_.block, s_.in_c - first),
+              map.w,
+              end,
+              tiles};
+    }
+    if (p_.images > 1) {
+      return {x.source, map.Offset(band.n + p_.images, 0, 0),
+              p_.images * map.batch, end, tiles};
+    }
+    return x.After(p_.bands, band.n, band.source_h, band.source_w, tiles);
+  }
+
+  std::int64_t NumTiles(const Range& panels, std::int64_t rows) const {
+    return Max((panels.end - panels.begin) * CeilDiv(rows, kTileRows), 1);
   }
 
   // Adds the products of a block of x and a panel of dz.
   void AddProducts(const Band& band, const Segment* lines, std::int64_t panel,
-                   const Block& block, const E* dz, A* sums, Ahead* ahead) {
+                   const Block& block, const E* dz, A* sums,
+                   Lookahead<T>* next_x, Lookahead<T>* next_dz) {
     const TapList& taps = g_.x.taps;
     const std::int64_t row_stride = p_.in_place ? map_.row : kColumns;
     const int num_columns =
@@ -347,8 +378,8 @@ class FilterGradientWork {
         prefetch.Clear();
         prefetch.Add(c, p_.in_place ? num_rows : 0,
                      row_stride * static_cast<std::int64_t>(sizeof(A)));
-        ahead->x.Advance(1, &prefetch);
-        ahead->dz.Advance(1, &prefetch);
+        next_x->Advance(1, &prefetch);
+        next_dz->Advance(1, &prefetch);
         SelectTile<E, false>(num_rows, num_columns)(
             {block.x + runs_[run].offset + i, nullptr, p_.k_stride,
              lines + first_line, (inside.end - inside.begin) * band.images, b,

@@ -3,6 +3,7 @@
 #define TFO_CC_CORE_LOOKAHEAD_H_
 
 #include "cc/core/address_map.h"
+#include "cc/core/integers.h"
 #include "cc/core/micro_kernel.h"
 
 namespace tfo::TFO_ISA {
@@ -14,27 +15,45 @@ namespace {
 template <class T>
 class Lookahead {
  public:
+  // `rows` rows of `length` elements, `pitch` apart, as far as they lie before
+  // `end`.
+  Lookahead(const Source<T>& source, std::int64_t begin, std::int64_t rows,
+            std::int64_t length, std::int64_t pitch, std::int64_t end,
+            std::int64_t steps)
+      : source_(source),
+        begin_(begin),
+        lines_per_row_(CeilDiv(length, kLine)),
+        pitch_(pitch),
+        rows_(begin < end ? Min(rows, CeilDiv(end - begin, pitch)) : 0),
+        lines_(rows * lines_per_row_ / Max(steps, 1) + 1) {}
+
+  // A run of elements.
   Lookahead(const Source<T>& source, std::int64_t begin, std::int64_t size,
             std::int64_t end, std::int64_t steps)
-      : source_(source),
-        next_(begin),
-        end_(begin + size < end ? begin + size : end),
-        lines_(size / steps / kLine + 1) {}
+      : Lookahead(source, begin, 1, Max(Min(size, end - begin), 0), 1, end,
+                  steps) {}
 
   TFO_INLINE void Advance(int steps, PrefetchList* list) {
-    if (next_ >= end_) return;
-    const std::int64_t rest = (end_ - next_ + kLine - 1) / kLine;
-    const std::int64_t lines = steps * lines_ < rest ? steps * lines_ : rest;
-    list->Add(source_.data + next_, lines, 64);
-    if (source_.saved != nullptr) list->Add(source_.saved + next_, lines, 64);
-    next_ += lines * kLine;
+    for (std::int64_t n = steps * lines_; n > 0 && row_ < rows_;) {
+      const std::int64_t count = Min(n, lines_per_row_ - line_);
+      const std::int64_t at = begin_ + row_ * pitch_ + line_ * kLine;
+      list->Add(source_.data + at, count, 64);
+      if (source_.saved != nullptr) list->Add(source_.saved + at, count, 64);
+      n -= count;
+      line_ += count;
+      if (line_ == lines_per_row_) {
+        line_ = 0;
+        ++row_;
+      }
+    }
   }
 
  private:
   static constexpr std::int64_t kLine = 64 / sizeof(T);
 
   const Source<T>& source_;
-  std::int64_t next_, end_, lines_;
+  const std::int64_t begin_, lines_per_row_, pitch_, rows_, lines_;
+  std::int64_t row_ = 0, line_ = 0;
 };
 
 }  // namespace
