@@ -78,9 +78,10 @@ struct Output {
 
 // Outputs from this size on are stored past the caches. It is less than for
 // products, as there is no arithmetic to hide the stores behind (measured at 13
-// MB beside a cache of 32: 0.7 of the time, 0.85 together with a reader right
-// after; at 6 MB the reader loses as much as the writer gains).
-constexpr int64_t kStreamedElementwise = kStreamedBytes / 2;
+// MB beside a cache of 32 MiB: 0.7 of the time, 0.85 together with a reader
+// right after; at 6 MB the reader loses as much as the writer gains; with 260
+// MiB: 0.7 from 13 MB on).
+constexpr int64_t kStreamedElementwise = 8 << 20;
 
 // Whether to store an output past the caches: it is too large for them, not in
 // them already as one of the inputs, and aligned.

@@ -4,6 +4,7 @@
 #define TFO_CC_CORE_EPILOGUE_H_
 
 #include "cc/core/address_map.h"
+#include "cc/core/cache.h"
 #include "cc/core/micro_kernel.h"
 #include "cc/core/scratch.h"
 
@@ -51,7 +52,7 @@ struct Epilogue {
     constexpr std::int64_t kLine = 64 / sizeof(T);
     const auto address = reinterpret_cast<std::uintptr_t>(y) |
                          reinterpret_cast<std::uintptr_t>(pre_activation);
-    return size * static_cast<std::int64_t>(sizeof(T)) >= kStreamedBytes &&
+    return size * static_cast<std::int64_t>(sizeof(T)) >= StreamedBytes() &&
            map.c == 1 && map.w % kLine == 0 && address % 64 == 0;
   }
 
@@ -98,7 +99,11 @@ struct Epilogue {
     constexpr int kLine = 64 / sizeof(T);
     at += channel;
     for (const std::int64_t end = at + columns; at < end; at += kLine) {
-      if (!stream) list->Add(y + at, rows, map.w * sizeof(T));
+      if (!stream) {
+        list->Add(y + at, rows, map.w * sizeof(T));
+        if (pre_activation != nullptr)
+          list->Add(pre_activation + at, rows, map.w * sizeof(T));
+      }
       if (side_input != nullptr)
         list->Add(side_input + at, rows, map.w * sizeof(T));
     }

@@ -7,10 +7,6 @@
 namespace tfo::TFO_ISA {
 namespace {
 
-// Outputs from this size on are stored past the caches (measured: 0.65 of the
-// time at 51 MB, 0.95 at 13 MB, which a reader may still find in a cache).
-constexpr std::int64_t kStreamedBytes = 16 << 20;
-
 // Stores past the caches, where the instruction set can; `to` is aligned to the
 // bytes stored. FlushStores must follow before another thread reads.
 template <class T>

@@ -1,5 +1,6 @@
 // The TensorFlow-free core as a Python module, for tests and for those who want
 // to see its numbers without TensorFlow.
+#include "cc/core/cache.h"
 #include "cc/core/dispatch.h"
 #include "cc/python/core_util.h"
 
@@ -37,7 +38,11 @@ PYBIND11_MODULE(_core, m) {
         }
         return names;
       },
-      "The instruction sets that this processor can run, best last.");
+      "The instruction sets that this processor can run, oldest first.");
+  m.def("set_streamed_bytes", &tfo::SetStreamedBytes,
+        "Sets the size from which on outputs are stored past the caches; 0 "
+        "restores that of this processor.",
+        py::arg("bytes"));
   tfo::python::BindAct(m);
   tfo::python::BindBatchNorm(m);
   tfo::python::BindConv(m);
