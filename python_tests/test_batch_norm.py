@@ -236,7 +236,7 @@ def test_mask_bits(isa):
     values, _ = operands(case)
     attributes = {**case.attributes(), "save_mask": True}
     x, *vectors, side, _ = values
-    y, *_, mask = _library.ops.tf_fused_ops_batch_norm_act(x, *vectors, [side], **attributes)
+    y, *_, mask = _library.ops.tf_fused_ops_batch_norm_act(x, *vectors, [side], [], **attributes)
     bits = np.unpackbits(mask.numpy(), bitorder="little")
     assert mask.shape == ((y.shape.num_elements() + 7) // 8,)
     np.testing.assert_array_equal(bits[: 3 * 5 * 7], np.ravel(y) > 0)

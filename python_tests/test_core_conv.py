@@ -195,6 +195,77 @@ def test_threads_do_not_change_a_bit(parameters, core_isa):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("parameters", CASES, ids=str)
+def test_moments_are_those_of_the_output(parameters, dtype, core_isa):
+    """Also far from zero: |mean| is 300 standard deviations."""
+    case = Case(parameters, dtype)
+    bias = case.bias + np.asarray(300, dtype)
+    for activation in ("none", "relu", "tanh"):
+        options = {"activation": activation}
+        y, moments = _core.conv_moments(case.shape(), case.input, case.filters, bias, **options)
+        alone, _ = _core.conv_forward(case.shape(), case.input, case.filters, bias, **options)
+        np.testing.assert_array_equal(y, alone)
+        values = y.astype(np.float64).reshape(-1, y.shape[-1])
+        mean = values.mean(0) if values.size else 0
+        np.testing.assert_array_equal(moments[0], len(values))
+        np.testing.assert_allclose(moments[1], mean, rtol=1e-7)
+        squares = ((values - mean) ** 2).sum(0)
+        np.testing.assert_allclose(moments[2], squares, rtol=3e-6, atol=1e-20)
+
+
+def test_moments_are_taken_in_the_tiles(core_isa):
+    """A pass of its own adds in another order, which shows in the last digits."""
+    taken = {}
+    for name, out_c, layouts in (
+        ("whole vectors", 48, {}),
+        ("a part of a vector", 45, {}),
+        ("channels first", 48, {"output_channels_first": True}),
+    ):
+        case = Case((3, (30, 31), 20, out_c, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)))
+        shape = case.shape(**layouts)
+        y, moments = _core.conv_moments(shape, case.input, case.filters, case.bias)
+        mean, squares = _core.batch_norm_moments(y, channels_first=bool(layouts))
+        np.testing.assert_allclose(moments[1:], [mean, squares], rtol=1e-6, atol=1e-8)
+        taken[name] = not np.array_equal(moments[1:], [mean, squares])
+    assert taken == {"whole vectors": True, "a part of a vector": False, "channels first": False}
+
+
+@pytest.fixture
+def streamed():
+    """All outputs are stored past the caches, where they are aligned."""
+    yield lambda: _core.set_streamed_bytes(1)
+    _core.set_streamed_bytes(0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("out_c", [64, 128, 216])
+def test_streaming_changes_no_bit(out_c, dtype, core_isa, streamed):
+    case = Case((2, (9, 7), 20, out_c, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)), dtype)
+    operands = (case.shape(), case.input, case.filters, case.bias)
+
+    def results():
+        for activation in ("none", "relu", "gelu_tanh"):
+            yield from _core.conv_forward(*operands, case.side, activation=activation)
+            yield from _core.conv_moments(*operands, activation=activation)
+
+    cached = list(results())
+    streamed()
+    for a, b in zip(cached, results(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("parameters", CASES, ids=str)
+def test_threads_do_not_change_moments(parameters, core_isa):
+    case = Case(parameters)
+    runs = [
+        _core.conv_moments(case.shape(), case.input, case.filters, num_threads=n)[1]
+        for n in (1, 2, 5)
+    ]
+    for run in runs[1:]:
+        np.testing.assert_array_equal(run, runs[0])
+
+
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 1, 7, 5), (1, 300, 65, 97), (3, 17, 33, 2)], ids=str)

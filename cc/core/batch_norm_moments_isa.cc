@@ -8,43 +8,13 @@
 #include "cc/core/batch_norm_plan.h"
 #include "cc/core/batch_norm_reduce.h"
 #include "cc/core/batch_norm_rows.h"
+#include "cc/core/moments.h"
 
 namespace tfo::TFO_ISA {
 namespace {
 
 constexpr int64_t kFirstBlock = 8;
 constexpr int64_t kLastBlock = 128;
-
-// Merges n elements' moments into those of m elements, lane by lane.
-void MergeMoments(int64_t lanes, double m, double n,
-                  const double* __restrict mean_n,
-                  const double* __restrict squares_n, double* __restrict mean,
-                  double* __restrict squares) {
-  if (n == 0) return;
-  const double part = n / (m + n), weight = m * part;
-  for (int64_t j = 0; j < lanes; ++j) {
-    const double delta = mean_n[j] - mean[j];
-    mean[j] += delta * part;
-    squares[j] += squares_n[j] + delta * delta * weight;
-  }
-}
-
-// The same for a block of n elements, given as sums of deviations from a shift.
-template <class A>
-void MergeBlock(int64_t lanes, double m, double n, const A* __restrict shift,
-                const A* __restrict sum, const A* __restrict square,
-                double* __restrict mean, double* __restrict squares) {
-  if (n == 0) return;
-  const double inverse = 1 / n, part = n / (m + n), weight = m * part;
-  for (int64_t j = 0; j < lanes; ++j) {
-    const double total = sum[j];
-    const double deviation = total * inverse;
-    const double within = square[j] - total * deviation;
-    const double delta = (shift[j] + deviation) - mean[j];
-    mean[j] += delta * part;
-    squares[j] += (within < 0 ? 0 : within) + delta * delta * weight;
-  }
-}
 
 // One lane after the other, n elements each.
 void MergeLanes(int64_t lanes, double n, const double* mean,

@@ -54,6 +54,8 @@ struct ConvForwardArgs {
   void* y;
   void* pre_activation;
   const void* packed_filters;  // what ConvPackFiltersFunction made of filters
+  // Of y's channels, see BatchNormLocalMoments; null: not wanted.
+  double* moments = nullptr;
 };
 
 // With dz = dy * slope: the gradients of input, filters and bias, and dz

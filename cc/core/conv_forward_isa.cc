@@ -1,7 +1,11 @@
+#include "cc/core/batch_norm.h"
 #include "cc/core/few_rows.h"
 #include "cc/core/storage.h"
 
 namespace tfo::TFO_ISA {
+
+BatchNormMomentsFunction BatchNormMoments;
+
 namespace {
 
 // Filters are packed with all their taps; few rows read them as they are.
@@ -17,7 +21,7 @@ bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
   if (taps.taps == nullptr) return false;
   ForwardTaps(s, &taps);
   const bool reads_packed = ReadsPacked(s, taps);
-  const Correlation<T> c = {
+  Correlation<T> c = {
       InputWindows<T>(s, args.input, taps),
       s.out_c,
       static_cast<const T*>(args.filters),
@@ -30,8 +34,24 @@ bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
       nullptr,
       reads_packed ? static_cast<const Operand<T>*>(args.packed_filters)
                    : nullptr};
-  return HasFewRows(s, taps) ? CorrelateFewRows(c, parallel, scratch)
-                             : Correlate(c, parallel, scratch);
+  const bool few_rows = HasFewRows(s, taps);
+  double* const mean =
+      args.moments == nullptr ? nullptr : args.moments + s.out_c;
+  if (mean != nullptr && !few_rows && TilesSeeAll(c)) c.moments = mean;
+  if (!(few_rows ? CorrelateFewRows(c, parallel, scratch)
+                 : Correlate(c, parallel, scratch))) {
+    return false;
+  }
+  if (mean == nullptr) return true;
+  const std::int64_t pixels = s.out_h * s.out_w;
+  for (std::int64_t k = 0; k < s.out_c; ++k)
+    args.moments[k] = static_cast<double>(s.batch * pixels);
+  if (c.moments != nullptr) return true;
+  const BatchNormShape y =
+      s.output_channels_first
+          ? BatchNormShape{args.dtype, s.batch, s.out_c, pixels}
+          : BatchNormShape{args.dtype, s.batch * pixels, s.out_c, 1};
+  return BatchNormMoments(y, args.y, parallel, scratch, mean, mean + s.out_c);
 }
 
 template <class T>

@@ -42,6 +42,9 @@ struct Correlation {
   Epilogue<T> epilogue;
   const PixelBlock* block = nullptr;  // null: a grid pixel is one of the output
   const Operand<T>* packed = nullptr;  // the filters, if they are packed
+  // [2, out_channels]: mean and sum of squared deviations of the output; null:
+  // not wanted. Only where TilesSeeAll.
+  double* moments = nullptr;
 };
 
 // A tile of a band: what it reads, and where its results go.
@@ -142,6 +145,61 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
   return p;
 }
 
+// Whether all of the output passes through tiles that write it themselves, so
+// that they can take its moments.
+template <class T>
+bool TilesSeeAll(const Correlation<T>& c) {
+  return c.x.batch * c.x.grid_h * c.x.grid_w > 0 &&
+         c.epilogue.FitsTiles(c.out_channels) && !Plan(c).late;
+}
+
+// The moments that tasks have of their bands: [bands, panels].
+template <class A>
+class BandMoments {
+ public:
+  using Panel = TileMoments<A, kTileColumns<A>>;
+
+  // False when scratch memory ran out.
+  bool Prepare(std::int64_t bands, std::int64_t panels,
+               const Scratch& scratch) {
+    bands_ = bands;
+    panels_ = panels;
+    moments_ = scratch.Allocate<Panel>(bands * panels);
+    return moments_ != nullptr;
+  }
+
+  // The moments of some panels of a band, which begins.
+  Panel* Begin(std::int64_t band, const Range& panels) const {
+    Panel* const row = moments_ + band * panels_;
+    for (std::int64_t i = panels.begin; i < panels.end; ++i) row[i].count = 0;
+    return row;
+  }
+
+  // Merges the bands in their order.
+  void Reduce(std::int64_t channels, const Parallel& parallel,
+              double* moments) const {
+    auto reduce = [&](std::int64_t panel, int) {
+      const std::int64_t first = panel * kTileColumns<A>;
+      const std::int64_t lanes = Min(channels - first, kTileColumns<A>);
+      double* const mean = moments + first;
+      double* const squares = mean + channels;
+      for (std::int64_t j = 0; j < lanes; ++j) mean[j] = squares[j] = 0;
+      double count = 0;
+      for (std::int64_t band = 0; band < bands_; ++band) {
+        const Panel& of_band = moments_[band * panels_ + panel];
+        MergeBlock(lanes, count, of_band.count, of_band.shift, of_band.sum,
+                   of_band.square, mean, squares);
+        count += of_band.count;
+      }
+    };
+    ParallelFor(parallel, panels_, bands_ * kTileColumns<A> * 4, reduce);
+  }
+
+ private:
+  std::int64_t bands_, panels_;
+  Panel* moments_;
+};
+
 template <class T>
 bool Correlate(const Correlation<T>& c, const Parallel& parallel,
                const Scratch& scratch) {
@@ -179,6 +237,10 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
     packed = to;
   }
 
+  BandMoments<A> moments;
+  if (c.moments != nullptr && !moments.Prepare(p.num_bands, p.panels, scratch))
+    return false;
+
   auto task = [&](std::int64_t index, int worker) {
     const std::int64_t group = index % p.PanelGroups();
     std::int64_t band = index / p.PanelGroups();
@@ -209,6 +271,10 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
     const std::int64_t first_panel = group * p.panels_per_task;
     const std::int64_t last_panel =
         Min(p.panels, first_panel + p.panels_per_task);
+    typename BandMoments<A>::Panel* const band_moments =
+        c.moments == nullptr
+            ? nullptr
+            : moments.Begin(index / p.PanelGroups(), {first_panel, last_panel});
     Lookahead<T> lookahead =
         x.After(bands, n, h, w, tiles * (last_panel - first_panel));
     PrefetchList prefetch;
@@ -279,6 +345,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
         in_tile = c.block == nullptr &&
                   epilogue.LeaveToTile(to.at, channel, num_columns, &tile);
         if (in_tile && starts) tile.JoinPanels(columns, panel_stride);
+        if (band_moments != nullptr) tile.moments = band_moments + panel;
         epilogue.Prefetch(to.at, channel, to.rows,
                           Min(columns, tile.num_panels * kColumns), &prefetch);
         lookahead.Advance(tile.num_panels, &prefetch);
@@ -328,6 +395,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
               Max(num_rows, 1) * Min(p.panels_per_task, p.panels) * bands.rows *
                   bands.columns,
               task);
+  if (c.moments != nullptr) moments.Reduce(c.out_channels, parallel, c.moments);
   return true;
 }
 

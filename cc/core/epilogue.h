@@ -63,6 +63,11 @@ struct Epilogue {
            (activation == Activation::kNone || activation == Activation::kRelu);
   }
 
+  // Whether they write all of `channels`.
+  TFO_INLINE bool FitsTiles(std::int64_t channels) const {
+    return FitsTile() && channels % kLanes<Accumulator<T>> == 0;
+  }
+
   // Brings scale and bias of `channels` into the accumulator's type. False when
   // scratch memory ran out.
   TFO_INLINE bool PrepareForTile(std::int64_t channels,

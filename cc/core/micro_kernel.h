@@ -10,6 +10,7 @@
 #define TFO_CC_CORE_MICRO_KERNEL_H_
 
 #include "cc/core/integers.h"
+#include "cc/core/moments.h"
 #include "cc/core/operand.h"
 #include "cc/core/streaming.h"
 
@@ -82,6 +83,8 @@ struct TileOperands {
   const ElementOf<E>* side_input = nullptr;  // added then, as far apart as y
   bool relu = false;                         // nothing is stored below zero
   bool stream = false;                       // stores bypass the caches
+  // Takes the moments of what is stored, an entry a panel; null: nothing does.
+  TileMoments<A, kTileColumns<A>>* moments = nullptr;
   // Tiles beside each other, of the same rows of a, that are computed in turn;
   // several only if sums begin from zero.
   int num_panels = 1;
@@ -209,12 +212,20 @@ TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t column,
   }
   using Out = ElementOf<E>;
   if (t.stream) {
-    return store(t.y, t.y_stride, [](Out* to, Vec<A> v) TFO_INLINE_LAMBDA {
-      StoreStreaming(to, v);
-    });
+    store(t.y, t.y_stride,
+          [](Out* to, Vec<A> v) TFO_INLINE_LAMBDA { StoreStreaming(to, v); });
+  } else {
+    store(t.y, t.y_stride,
+          [](Out* to, Vec<A> v) TFO_INLINE_LAMBDA { StoreAs(to, v); });
   }
-  store(t.y, t.y_stride,
-        [](Out* to, Vec<A> v) TFO_INLINE_LAMBDA { StoreAs(to, v); });
+  if (t.moments != nullptr) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = AsStored<Out>(sum[i][j]);
+    }
+    AddTile(sum, t.moments + column / kTileColumns<A>);
+  }
 }
 
 template <class E, int kRows, int kVectors, bool kContiguousK>

@@ -72,12 +72,6 @@ TFO_INLINE Vec<float> Accumulate(Vec<float> sum, BFloat16Pair a, Vec<float> b) {
 }
 #endif
 
-// To the nearest bfloat16.
-TFO_INLINE Vec<float> Rounded(Vec<float> v) {
-  constexpr const BFloat16* kType = nullptr;
-  return Widen(kType, Narrow(kType, v));
-}
-
 // Pairs of bfloat16 that were loaded as floats, and so are exact.
 TFO_INLINE Vec<float> Pair(Vec<float> first, Vec<float> second) {
   return BitCast<Vec<float>>((BitCast<UintVec>(first) >> 16) |

@@ -80,9 +80,10 @@ TFO_INLINE void PairRows(const float* from, std::int64_t lines,
   for (std::int64_t i = 0; i < lines; ++i) {
     for (std::int64_t j = 0; j < width; j += 2) {
       for (int k = 0; k < kColumns; k += kLanes<float>) {
-        Store(to + k, Pair(Rounded(Load(from + k)),
-                           j + 1 < width ? Rounded(Load(from + kColumns + k))
-                                         : Vec<float>{}));
+        Store(to + k,
+              Pair(AsStored<BFloat16>(Load(from + k)),
+                   j + 1 < width ? AsStored<BFloat16>(Load(from + kColumns + k))
+                                 : Vec<float>{}));
       }
       from += j + 1 < width ? 2 * kColumns : kColumns;
       to += kColumns;

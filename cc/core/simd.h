@@ -265,6 +265,17 @@ TFO_INLINE void StoreAsPartial(T* to, Vec<Accumulator<T>> v, int n) {
   }
 }
 
+// As it will be loaded again.
+template <class T>
+TFO_INLINE Vec<Accumulator<T>> AsStored(Vec<Accumulator<T>> v) {
+  if constexpr (kIs16Bit<T>) {
+    constexpr const T* kType = nullptr;
+    return Widen(kType, Narrow(kType, v));
+  } else {
+    return v;
+  }
+}
+
 // One element, through the vector path so that its rounding is the same.
 template <class T>
 TFO_INLINE Accumulator<T> LoadOne(const T* from) {

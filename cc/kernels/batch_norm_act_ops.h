@@ -9,12 +9,20 @@ namespace tf_fused_ops {
 template <class T, class Engine>
 class BatchNormActOp : public BatchNormForwardBase<T> {
  public:
-  using BatchNormForwardBase<T>::BatchNormForwardBase;
+  explicit BatchNormActOp(OpKernelConstruction* ctx)
+      : BatchNormForwardBase<T>(ctx) {
+    OP_REQUIRES_OK(ctx, CheckMomentsCount(ctx));
+  }
 
  private:
   absl::Status Forward(OpKernelContext* ctx,
                        const tfo::BatchNormForwardArgs& args) override {
-    return Engine::Forward(ctx, args);
+    const Tensor* moments;
+    TF_RETURN_IF_ERROR(OptionalInput(ctx, "moments", &moments));
+    if (moments == nullptr) return Engine::Forward(ctx, args);
+    TF_RETURN_IF_ERROR(CheckShape("moments", *moments, "three rows of channels",
+                                  {3, args.apply.shape.channels}));
+    return Engine::ForwardFromMoments(ctx, args, 1, Doubles(*moments));
   }
 };
 

@@ -16,6 +16,12 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
+inline double* Doubles(Tensor* tensor) { return tensor->flat<double>().data(); }
+
+inline const double* Doubles(const Tensor& tensor) {
+  return tensor.flat<double>().data();
+}
+
 // One bit an element, in whole bytes.
 inline TensorShape MaskShape(const Tensor& y) {
   return {y.NumElements() / 8 + (y.NumElements() % 8 != 0)};
@@ -132,9 +138,12 @@ class BatchNormForwardBase : public BatchNormActBase<T> {
 
     // y is written elementwise after x has been reduced, so it may take the
     // place of an input.
-    const std::vector<int> candidates =
-        side == nullptr ? std::vector<int>{0}
-                        : std::vector<int>{ctx->num_inputs() - 1, 0};
+    std::vector<int> candidates{0};
+    if (side != nullptr) {
+      int begin, end;
+      TF_RETURN_IF_ERROR(this->InputRange("side_input", &begin, &end));
+      candidates.insert(candidates.begin(), begin);
+    }
     void* y;
     TF_RETURN_IF_ERROR(Output(ctx, candidates, 0, x.shape(), &y));
     void* statistics[4];

@@ -7,12 +7,6 @@
 
 namespace tf_fused_ops {
 
-inline double* Doubles(Tensor* tensor) { return tensor->flat<double>().data(); }
-
-inline const double* Doubles(const Tensor& tensor) {
-  return tensor.flat<double>().data();
-}
-
 template <class T, class Engine>
 class BatchNormMomentsOp : public BatchNormBase<T> {
  public:

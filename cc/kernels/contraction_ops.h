@@ -1,6 +1,7 @@
 // The kernels of the contraction ops, forward and gradient. A Geometry says
 // what is peculiar to an op: its attributes, its arguments' names, and the
-// convolution that its shapes stand for, and whether that takes a scale. An
+// convolution that its shapes stand for, whether that takes a scale and whether
+// it yields moments. An
 // Engine runs it on a device, and keeps what it likes from call to call.
 #ifndef TFO_CC_KERNELS_CONTRACTION_OPS_H_
 #define TFO_CC_KERNELS_CONTRACTION_OPS_H_
@@ -35,6 +36,9 @@ class ContractionOp : public tensorflow::OpKernel {
     if (Geometry::kHasScale) {
       OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_scale", &count));
     }
+    if (Geometry::kHasMoments) {
+      OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_moments", &num_moments_));
+    }
   }
 
   void Compute(tensorflow::OpKernelContext* ctx) override {
@@ -67,12 +71,20 @@ class ContractionOp : public tensorflow::OpKernel {
     TF_RETURN_IF_ERROR(OptionalOutput(ctx, 0, true, shapes.y, &y));
     TF_RETURN_IF_ERROR(OptionalOutput(ctx, 1, save_pre_activation_, shapes.y,
                                       &pre_activation));
-    if (shapes.y.num_elements() == 0) return absl::OkStatus();
+    double* moments = nullptr;
+    if (num_moments_ > 0) {
+      tensorflow::Tensor* tensor = nullptr;
+      TF_RETURN_IF_ERROR(
+          ctx->allocate_output(2, {3, shapes.conv.out_c}, &tensor));
+      moments = tensor->flat<double>().data();
+    }
+    const bool empty = shapes.y.num_elements() == 0;
+    if (empty && shapes.conv.out_c * num_moments_ == 0) return absl::OkStatus();
     return engine_.Forward(
         ctx,
         {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
          a.data(), b.data(), DataOrNull(scale), DataOrNull(bias),
-         DataOrNull(side_input), y, pre_activation, nullptr},
+         DataOrNull(side_input), y, pre_activation, nullptr, moments},
         is_constant_ ? &b : nullptr);
   }
 
@@ -80,6 +92,7 @@ class ContractionOp : public tensorflow::OpKernel {
   Engine engine_;
   ActivationAttrs activation_;
   bool save_pre_activation_, is_constant_;
+  int num_moments_ = 0;
 };
 
 template <class T, class Geometry, class Engine>

@@ -11,7 +11,7 @@ struct ConvGeometry {
   static constexpr const char* kGradientAttrs[] = {"input_gradient",
                                                    "filters_gradient"};
   static constexpr const char* kConstantAttr = "constant_filters";
-  static constexpr bool kHasScale = true;
+  static constexpr bool kHasScale = true, kHasMoments = true;
   ConvAttrs attrs;
 
   absl::Status Read(tensorflow::OpKernelConstruction* ctx) {

@@ -12,6 +12,11 @@ absl::Status BatchNormShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(InputAndChannels(c, &y, &channels));
   TF_RETURN_IF_ERROR(MergeChannelVectors(
       c, {"scale", "offset", "mean", "variance"}, &channels));
+  TF_RETURN_IF_ERROR(CheckMomentsCount(c));
+  std::vector<ShapeHandle> moments;
+  TF_RETURN_IF_ERROR(c->input("moments", &moments));
+  for (ShapeHandle rows : moments)
+    TF_RETURN_IF_ERROR(MergeThreeRows(c, "moments", 2, rows, &channels));
   return SetForwardOutputs(c, y, channels);
 }
 
@@ -34,6 +39,7 @@ REGISTER_OP("TfFusedOps>BatchNormAct")
     .Input("mean: U")
     .Input("variance: U")
     .Input("side_input: num_side_inputs * T")
+    .Input("moments: num_moments * double")
     .Output("y: T")
     .Output("new_mean: U")
     .Output("new_variance: U")
@@ -43,6 +49,7 @@ REGISTER_OP("TfFusedOps>BatchNormAct")
     .Attr("T: {half, bfloat16, float, double}")
     .Attr("U: {float, double}")
     .Attr("num_side_inputs: int >= 0 = 0")
+    .Attr("num_moments: int >= 0 = 0")
     .Attr("epsilon: float = 0.001")
     .Attr("momentum: float = 0.99")
     .Attr("training: bool = true")
@@ -63,6 +70,8 @@ offset: a vector, one value a channel.
 mean: the moving mean.
 variance: the moving variance.
 side_input: none, or one tensor of x's shape.
+moments: none, or BatchNormMoments of x where they are known already; in training alone. The gradient of x takes them
+  for a function of x.
 U: double where T is double, otherwise float.
 epsilon: as written in decimals: 0.001 is that also where T is double; so is momentum.
 momentum: new = old * momentum + batch * (1 - momentum).

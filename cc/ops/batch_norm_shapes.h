@@ -38,6 +38,19 @@ inline absl::Status MergeChannelVectors(
   return absl::OkStatus();
 }
 
+// Merges the channels of argument `name`, `rows`, whose last two dimensions are
+// [3, channels].
+inline absl::Status MergeThreeRows(InferenceContext* c, const char* name,
+                                   int rank, ShapeHandle rows,
+                                   DimensionHandle* channels) {
+  TF_RETURN_IF_ERROR(RequireRank(c, name, rank, rank, &rows));
+  DimensionHandle three = c->MakeDim(3);
+  TF_RETURN_IF_ERROR(
+      MergeNamed(c, name, c->Dim(rows, -2), "the number of its rows", &three));
+  return MergeNamed(c, name, c->Dim(rows, -1), "the channel dimension of x",
+                    channels);
+}
+
 // Puts the merged channels back into the shape.
 inline absl::Status WithChannels(InferenceContext* c, DimensionHandle channels,
                                  ShapeHandle* x) {

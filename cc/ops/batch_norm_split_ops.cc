@@ -14,19 +14,6 @@ absl::Status MomentsShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-// Merges the channels of argument `name`, whose last two dimensions are [3,
-// channels].
-absl::Status MergeThreeRows(InferenceContext* c, const char* name, int rank,
-                            DimensionHandle* channels) {
-  ShapeHandle rows;
-  TF_RETURN_IF_ERROR(SingleInput(c, name, rank, &rows));
-  DimensionHandle three = c->MakeDim(3);
-  TF_RETURN_IF_ERROR(
-      MergeNamed(c, name, c->Dim(rows, -2), "the number of its rows", &three));
-  return MergeNamed(c, name, c->Dim(rows, -1), "the channel dimension of x",
-                    channels);
-}
-
 absl::Status ApplyShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(CheckStatisticsType(c));
   ShapeHandle y;
@@ -34,7 +21,9 @@ absl::Status ApplyShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(InputAndChannels(c, &y, &channels));
   TF_RETURN_IF_ERROR(MergeChannelVectors(
       c, {"scale", "offset", "mean", "variance"}, &channels));
-  TF_RETURN_IF_ERROR(MergeThreeRows(c, "moments", 3, &channels));
+  ShapeHandle moments;
+  TF_RETURN_IF_ERROR(SingleInput(c, "moments", &moments));
+  TF_RETURN_IF_ERROR(MergeThreeRows(c, "moments", 3, moments, &channels));
   return SetForwardOutputs(c, y, channels);
 }
 
@@ -52,7 +41,9 @@ absl::Status GradApplyShape(InferenceContext* c) {
   ShapeHandle x;
   DimensionHandle channels;
   TF_RETURN_IF_ERROR(MergeGradientInputs(c, &x, &channels));
-  TF_RETURN_IF_ERROR(MergeThreeRows(c, "sums", 2, &channels));
+  ShapeHandle sums;
+  TF_RETURN_IF_ERROR(SingleInput(c, "sums", &sums));
+  TF_RETURN_IF_ERROR(MergeThreeRows(c, "sums", 2, sums, &channels));
   TF_RETURN_IF_ERROR(WithChannels(c, channels, &x));
   c->set_output(0, x);
   return SetSwitchedOutput(c, 1, "side_input_gradient", x);

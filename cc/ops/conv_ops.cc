@@ -50,10 +50,11 @@ absl::Status ChannelDim(InferenceContext* c, int* channel_dim) {
 absl::Status ConvShape(InferenceContext* c) {
   ActivationAttrs activation;
   TF_RETURN_IF_ERROR(ReadActivationAttrs(c, &activation));
-  int num_bias, num_side_inputs, num_scale, channel_dim;
+  int num_bias, num_side_inputs, num_scale, num_moments, channel_dim;
   TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_bias", &num_bias));
   TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_side_inputs", &num_side_inputs));
   TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_scale", &num_scale));
+  TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_moments", &num_moments));
   TF_RETURN_IF_ERROR(ChannelDim(c, &channel_dim));
   ShapeHandle input, filters, y;
   TF_RETURN_IF_ERROR(ConvOutputShape(c, &input, &filters, &y));
@@ -65,6 +66,7 @@ absl::Status ConvShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->ReplaceDim(y, channel_dim, channels, &y));
   TF_RETURN_IF_ERROR(MergeShapes(c, "side_input", "the output", &y));
   c->set_output(0, y);
+  if (num_moments > 0) c->set_output(2, c->Matrix(3, channels));
   return SetPreActivationOutput(c, 1, y);
 }
 
@@ -96,10 +98,12 @@ REGISTER_OP("TfFusedOps>Conv2DBiasAct")
     .Input("scale: num_scale * T")
     .Output("y: T")
     .Output("pre_activation: T")
+    .Output("moments: num_moments * double")
     .Attr("T: {half, bfloat16, float, double}")
     .Attr("num_bias: int >= 0 = 0")
     .Attr("num_side_inputs: int >= 0 = 0")
     .Attr("num_scale: int >= 0 = 0")
+    .Attr("num_moments: int >= 0 = 0")
     .Attr("strides: list(int)")
     .Attr("padding: {'SAME', 'VALID', 'EXPLICIT'}")
     .Attr("explicit_paddings: list(int) = []")
@@ -122,6 +126,7 @@ alpha: leaky_relu's slope below zero; the other activations ignore it.
 constant_filters: the filters are the same tensor in every call, so that it pays to keep what is made of them.
 y: 4-D, laid out as data_format says.
 pre_activation: the activation's argument, of y's shape, where save_pre_activation is set; otherwise empty.
+moments: none, or BatchNormMoments of y, taken on the way to memory; on the CPU alone.
 )doc");
 
 REGISTER_OP("TfFusedOps>Conv2DBiasActGrad")

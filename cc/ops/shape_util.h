@@ -81,6 +81,18 @@ absl::Status CheckSavedCount(Context* c, const ActivationAttrs& activation) {
   return absl::OkStatus();
 }
 
+// That moments are given at most once, and to an op that uses them. `Context`
+// is an InferenceContext or an OpKernelConstruction.
+template <class Context>
+absl::Status CheckMomentsCount(Context* c) {
+  int num_moments;
+  bool training;
+  TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_moments", &num_moments));
+  TF_RETURN_IF_ERROR(c->GetAttr("training", &training));
+  if (num_moments == 0 || training) return absl::OkStatus();
+  return Invalid("moments must not be given unless training is set");
+}
+
 // Asserts that `*shape`, that of argument `name`, has a rank in [min_rank,
 // max_rank].
 inline absl::Status RequireRank(InferenceContext* c, const char* name,

@@ -93,6 +93,27 @@ py::tuple Forward(const ConvShape& shape, const py::array& input,
   return py::make_tuple(y, pre);
 }
 
+py::tuple ForwardMoments(const ConvShape& shape, const py::array& input,
+                         const py::array& filters, const OptionalArray& bias,
+                         const std::string& activation, int num_threads) {
+  const py::dtype dtype = input.dtype();
+  Require("input", input, dtype, InputShape(shape));
+  Require("filters", filters, dtype, FilterShape(shape));
+  py::array y(dtype, OutputShape(shape));
+  py::array_t<double> moments(Shape{3, shape.out_c});
+  ConvForwardArgs args{};
+  args.dtype = DTypeOf("input", input);
+  args.shape = shape;
+  args.activation = ActivationOf(activation);
+  args.input = input.data();
+  args.filters = filters.data();
+  args.bias = Optional("bias", bias, dtype, {shape.out_c});
+  args.y = y.mutable_data();
+  args.moments = moments.mutable_data();
+  RunForward(args, num_threads);
+  return py::make_tuple(y, moments);
+}
+
 py::tuple Gradient(const ConvShape& shape, const py::array& dy,
                    const py::array& input, const py::array& filters,
                    const OptionalArray& saved, const std::string& activation,
@@ -152,6 +173,11 @@ void BindConv(py::module_& m) {
         "side_input"_a = py::none(), py::kw_only(), "scale"_a = py::none(),
         "activation"_a = "none", "alpha"_a = 0.2, "pack_first"_a = false,
         "save_pre_activation"_a = true, "num_threads"_a = 1);
+  m.def("conv_moments", &ForwardMoments,
+        "Returns (y, moments): [3, channels], of y's channels the number of "
+        "elements, their mean and the sum of squared deviations from it.",
+        "shape"_a, "input"_a, "filters"_a, "bias"_a = py::none(), py::kw_only(),
+        "activation"_a = "none", "num_threads"_a = 1);
   m.def("conv_gradient", &Gradient,
         "Returns the gradients (input, filters, bias, side_input).", "shape"_a,
         "dy"_a, "input"_a, "filters"_a, "saved"_a = py::none(), py::kw_only(),

@@ -16,6 +16,10 @@ struct CudaEngine {
   static absl::Status Forward(tensorflow::OpKernelContext* ctx,
                               const tfo::ConvForwardArgs& args,
                               const tensorflow::Tensor* /*constant*/) {
+    if (args.moments != nullptr) {
+      return absl::UnimplementedError(
+          "num_moments must be 0 on a GPU, where BatchNormMoments is as fast");
+    }
     ScratchOwner scratch(ctx);
     return ToAbsl(tfo::cuda::ConvForward(args, CallOf(ctx, &scratch)));
   }

@@ -69,6 +69,7 @@ def batch_norm_act(
     outputs = ops.tf_fused_ops_batch_norm_act(
         *operands,
         side_input=side_input,
+        moments=[],
         epsilon=epsilon,
         momentum=momentum,
         training=training,
@@ -115,12 +116,19 @@ def slope_source(activation, side_input, mask):
     return (side_input, []) if activation != "relu" else ([], [mask()])
 
 
+def _lists(op):
+    """The inputs side_input and moments of a forward op, lists of length 0 or 1."""
+    inputs = list(op.inputs[5:])
+    num_side_inputs = op.get_attr("num_side_inputs")
+    return inputs[:num_side_inputs], inputs[num_side_inputs:]
+
+
 def _mask(op):
     mask = _gradient.optional_output(op, 5, "save_mask")
     if mask is not None:
         return mask
     forward = _gradient.attributes(op, *_FORWARD)
-    inputs = [*op.inputs[:5], op.inputs[5:]]
+    inputs = [*op.inputs[:5], *_lists(op)]
     return ops.tf_fused_ops_batch_norm_act(*inputs, save_mask=True, **forward)[5]
 
 
@@ -151,10 +159,9 @@ def _batch_norm_act_gradient(op, dy, *output_gradients):
     attributes = _gradient.attributes(op, *_SHARED)
     x, scale, offset = op.inputs[:3]
     want = _gradient.wanted(op)
-    side_input, mask = slope_source(
-        attributes["activation"], list(op.inputs[5:]), lambda: _mask(op)
-    )
-    has_side_input = len(op.inputs) > 5
+    sides, moments = _lists(op)
+    side_input, mask = slope_source(attributes["activation"], sides, lambda: _mask(op))
+    has_side_input = bool(sides)
     dx, dscale, doffset, dside = ops.tf_fused_ops_batch_norm_act_grad(
         dy=tf.convert_to_tensor(dy),
         x=x,
@@ -176,6 +183,8 @@ def _batch_norm_act_gradient(op, dy, *output_gradients):
         if any(used):
             dx += _statistics_gradient(op, statistics_gradients)
     gradients = [dx, dscale, doffset, dmean, dvariance] + [dside] * has_side_input
+    # That of x is also the one through moments.
+    gradients += [None] * len(moments)
     return [value if on else None for value, on in zip(gradients, want, strict=True)]
 
 

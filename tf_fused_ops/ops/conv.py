@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tf_fused_ops._library import ops
-from tf_fused_ops.ops import _arguments, _gradient, activations, reference
+from tf_fused_ops.ops import _arguments, _autodiff, _gradient, activations, reference
 
 _CONV_ATTRIBUTES = ("strides", "padding", "explicit_paddings", "data_format", "dilations")
 _ATTRIBUTES = (*_CONV_ATTRIBUTES, "activation", "alpha")
@@ -106,7 +106,7 @@ def conv2d_bias_act(
         batch_shape, static_batch = tf.shape(x)[:-3], x.shape[:-3]
         x, side_input = _flatten_batch(x), [_flatten_batch(side) for side in side_input]
     keep = not activations.slope_from_value(activation, alpha)
-    y, _ = ops.tf_fused_ops_conv2d_bias_act(
+    y, *_ = ops.tf_fused_ops_conv2d_bias_act(
         input=x,
         filters=filters,
         bias=bias,
@@ -144,10 +144,22 @@ def _gradient_op(dy, x, filters, saved, switches, attributes):
 
 
 @tf.RegisterGradient("TfFusedOps>Conv2DBiasAct")
-def _conv2d_bias_act_gradient(op, dy, dpre_activation):
+def _conv2d_bias_act_gradient(op, dy, dpre_activation, *dmoments):
+    if any(not _gradient.is_zero(gradient) for gradient in dmoments):
+        dy += _moments_gradient(op, dmoments)
     return _gradient.contraction_gradient(
         op, dy, dpre_activation, _ATTRIBUTES, _OPTIONAL, _forward, _gradient_op
     )
+
+
+def _moments_gradient(op, dmoments):
+    """The gradient of y through its moments."""
+    (data_format,) = _gradient.attributes(op, "data_format").values()
+
+    def moments(y):
+        return [reference.batch_norm_moments(y, data_format=data_format)]
+
+    return _autodiff.pull_back(moments, op.outputs[:1], dmoments)[0]
 
 
 def _forward(inputs, attributes):

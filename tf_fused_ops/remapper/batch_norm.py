@@ -47,6 +47,7 @@ class BatchNorm(Rule):
             match.operands["x"],
             *vectors,
             side,
+            [],
             save_mask=save_mask,
             name=match.fused_name(),
             **attrs,

@@ -21,9 +21,9 @@ def emit(op_type, *inputs, name, **attrs):
         **attrs: Its attributes, but those that follow from the inputs or have their default value.
 
     Returns:
-        The outputs, by name.
+        The outputs, by name; a list of outputs has one tensor or none.
     """
-    arguments, output_names = _signature(op_type)
+    arguments, results = _signature(op_type)
     flat, protos = [], {}
     for (number_attr, type_attr), value in zip(arguments, inputs, strict=True):
         if number_attr:
@@ -39,19 +39,20 @@ def emit(op_type, *inputs, name, **attrs):
     # Without the search for deprecated arguments that `create_op` makes.
     graph = tf.compat.v1.get_default_graph()
     op = graph._create_op_internal(op_type, flat, name=name, attrs=protos)
-    return dict(zip(output_names, op.outputs, strict=True))
+    names = [name for name, number_attr in results if not number_attr or attrs.get(number_attr)]
+    return dict(zip(names, op.outputs, strict=True))
 
 
 @functools.cache
 def _signature(op_type):
-    """Returns the attributes that inputs decide, and the outputs' names.
+    """Returns the attributes that inputs decide, and the outputs' names with those that count them.
 
     An input decides the number of its tensors if it is a list, and their dtype.
     """
     op_def = op_def_registry.get(op_type)
     return (
         [(argument.number_attr, argument.type_attr) for argument in op_def.input_arg],
-        [argument.name for argument in op_def.output_arg],
+        [(argument.name, argument.number_attr) for argument in op_def.output_arg],
     )
 
 

@@ -67,9 +67,17 @@ def _contraction(function, names):
         if side_input is not None:
             z = z + side_input
         y = reference.act(z, **_attributes(op, _ACTIVATION))
-        return [y, z if op.get_attr("save_pre_activation") else tf.zeros([0], z.dtype)]
+        pre_activation = z if op.get_attr("save_pre_activation") else tf.zeros([0], z.dtype)
+        return [y, pre_activation, *_moments_of(op, y)]
 
     return stock
+
+
+def _moments_of(op, y):
+    """Returns the moments of a convolution's output if it yields them."""
+    if not op.node_def.attr["num_moments"].i:
+        return []
+    return [reference.batch_norm_moments(y, **_attributes(op, ["data_format"]))]
 
 
 def _optional(op, count, inputs):
