@@ -84,6 +84,7 @@ def test_small_network():
 # Architecture -> the fusions of a train step of unknown batch, all with their gradients.
 ARCHITECTURES = {
     "ResNet50": {
+        "conv2d_moments": 53,
         "conv2d_bias": 52,
         "pad_conv2d_bias": 1,
         "moments_batch_norm": 4,
@@ -93,6 +94,7 @@ ARCHITECTURES = {
     },
     "VGG16": {"conv2d_bias_relu": 13, "matmul_bias": 1, "matmul_bias_relu": 2},
     "MobileNetV3Small": {
+        "conv2d_moments": 15,
         "conv2d_bias": 10,
         "conv2d_bias_hard_swish": 1,
         "conv2d_bias_relu": 9,
@@ -102,6 +104,7 @@ ARCHITECTURES = {
         "moments_batch_norm_relu": 5,
     },
     "EfficientNetV2B0": {
+        "conv2d_moments": 43,
         "conv2d_bias_sigmoid": 16,
         "conv2d_bias_silu": 16,
         "matmul_bias": 1,
@@ -161,7 +164,8 @@ def test_architecture(name, float64):
         loss, gradients = compiled(x, labels)
         results.append([loss, *gradients, *map(tf.convert_to_tensor, model.get_weights())])
     assert rule_counts(compiled) == ARCHITECTURES[name]
-    assert gradient_count(compiled) == sum(ARCHITECTURES[name].values())
+    joined = ARCHITECTURES[name].get("conv2d_moments", 0)  # forward alone
+    assert gradient_count(compiled) == sum(ARCHITECTURES[name].values()) - joined
     counts = op_counts(compiled.get_concrete_function())
     if name == "ResNet50":
         assert not counts.keys() & STOCK

@@ -55,10 +55,13 @@ VARIANTS = {
 }
 # Every spelling of every activation is tried alone and after one chain; the others take the first.
 ALL_SPELLINGS = ("act", "matmul_bias")
+# Joins what other rules have made of stock code.
+JOINING = ("conv2d_moments",)
 ROWS = [
     rule
     for rule in rules.RULES
     if rule.family in ALL_SPELLINGS or rule.spelling is rule.activation.spellings[0]
+    if rule.family not in JOINING
 ]
 BATCHED = {"x", "input", "a", "side_input"}
 

@@ -11,6 +11,7 @@ import functools
 from tf_fused_ops.remapper import (
     batch_norm,
     conv_batch_norm,
+    conv_moments,
     convolution,
     elementwise,
     moments,
@@ -64,6 +65,7 @@ def _table():
                     yield chain(activation, spelling, cores[chain])
             elif chain not in _BARE:
                 yield cores[chain]
+    yield conv_moments.ConvMoments()
     for activation in spellings.ACTIVATIONS:
         if activation is not spellings.NONE and not activation.own_op:
             yield from (elementwise.Act(activation, form) for form in activation.spellings)

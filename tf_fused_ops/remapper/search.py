@@ -134,6 +134,8 @@ def backward_matches(view, rule, match):
     Returns:
         A tuple of Backward, one per incoming gradient.
     """
+    if not rule.differentiable:
+        return ()
     inside = set(match.nodes)
     values = [*match.operands.values(), *(t for op in match.nodes for t in op.outputs)]
     if all(op in inside for tensor in values for op, _ in view.consumers(tensor)):

@@ -1,0 +1,154 @@
+"""The rule for a convolution and the batch normalization in training that follows it.
+
+The convolution takes the moments of what it writes while that is in registers, so that the batch
+normalization reads it once less. The rule joins what other rules have emitted, and convolutions
+that they have left.
+"""
+
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_fused_ops._library import ops
+from tf_fused_ops.remapper import kernels
+from tf_fused_ops.remapper.convolution import Conv2DAct
+from tf_fused_ops.remapper.emission import emit
+from tf_fused_ops.remapper.rule import Fused, Rule
+
+_CONV, _BATCH_NORM = "TfFusedOps>Conv2DBiasAct", "TfFusedOps>BatchNormAct"
+_STOCK_CONV = Conv2DAct()
+_WINDOW = {
+    name: value for name, value in Conv2DAct.captured["Conv2D"].items() if name != "data_format"
+}
+_VECTORS = ("scale", "offset", "mean", "variance")
+_NORMALIZATION = {
+    "epsilon": 1e-3,
+    "momentum": 0.99,
+    "unbiased": True,
+    "data_format": b"NHWC",
+    "activation": b"none",
+    "alpha": 0.2,
+    "save_mask": False,
+}
+# Tiles of all instruction sets then hold whole vectors. What they do not hold, other layouts and
+# types too, takes a pass of its own, as without the rule.
+_CHANNELS = 16
+
+
+class ConvMoments(Rule):
+    """batch_norm_act(conv2d_bias_act(input, filters, bias), .., side_input) in training.
+
+    Variants, by attribute:
+        conv: The type of the op that convolves.
+        num_bias: How many biases it has: 0 or 1.
+        num_side_inputs: How many side inputs the normalization has: 0 or 1.
+    """
+
+    family = "conv2d_moments"
+    anchor = _BATCH_NORM
+    operands: ClassVar = (
+        {"input": (4,), "filters": (4,), "bias": (1,)}
+        | dict.fromkeys(_VECTORS, (1,))
+        | {"side_input": (4,)}
+    )
+    differentiable = ()
+    captured: ClassVar = {
+        "Conv2D": _WINDOW,
+        _CONV: _WINDOW | {"constant_filters": False},
+        _BATCH_NORM: _NORMALIZATION,
+    }
+    keyed = ("data_format",)
+    fused_ops = (_CONV, _BATCH_NORM)
+    last = True
+
+    def default_attrs(self):
+        counts = {"num_bias": 1, "num_side_inputs": 0}
+        return super().default_attrs() | {"conv": _CONV, "bias_op": None} | counts
+
+    def variants(self, view, anchor):
+        conv = anchor.inputs[0].op
+        if not anchor.get_attr("training") or conv.type not in ("Conv2D", _CONV):
+            return
+        ours = conv.type == _CONV
+        if ours and (conv.get_attr("activation") != b"none" or conv.get_attr("num_moments")):
+            return
+        for attrs in super().variants(view, anchor):
+            yield attrs | {
+                "conv": conv.type,
+                "num_bias": conv.get_attr("num_bias") if ours else 0,
+                "num_side_inputs": anchor.get_attr("num_side_inputs"),
+            }
+
+    def present(self, attrs):
+        counts = {"bias": attrs["num_bias"], "side_input": attrs["num_side_inputs"]}
+        return tuple(name for name in self.operands if counts.get(name, 1))
+
+    def operand_dtype(self, name, dtype, attrs):
+        return tf.float32 if name in _VECTORS and dtype != tf.float64 else dtype
+
+    def stock(self, attrs, input, filters, bias=None, side_input=None, **vectors):
+        window = {name: attrs[name] for name in (*_WINDOW, "data_format")}
+        if attrs["conv"] == "Conv2D":
+            convolved = {"x": tf.raw_ops.Conv2D(input=input, filter=filters, **window)}
+        else:
+            x, pre_activation, _ = ops.tf_fused_ops_conv2d_bias_act(
+                *(input, filters, _listed(bias), [], []),
+                **window,
+                activation="none",
+                constant_filters=attrs["constant_filters"],
+            )
+            convolved = {"x": x, "pre_activation": pre_activation}
+        normalized = ops.tf_fused_ops_batch_norm_act(
+            convolved["x"],
+            *map(vectors.get, _VECTORS),
+            *(_listed(side_input), []),
+            **{name: attrs[name] for name in _NORMALIZATION},
+        )
+        return convolved | normalized._asdict()
+
+    def check(self, match):
+        device = kernels.device_type(match.node(_BATCH_NORM).device)
+        if device != "CPU":
+            return f"the convolution takes no moments on {device}"
+        x, channels = match.outputs["x"], match.operands["filters"].shape[-1]
+        if x.dtype not in (tf.float32, tf.float64):
+            return f"the moments of {x.dtype.name} would take a pass of their own"
+        if match.attrs["data_format"] != b"NHWC":
+            return "the moments of channels that come first would take a pass of their own"
+        if channels is None or channels % _CHANNELS:
+            return f"the moments of {channels} channels would take a pass of their own"
+        return _STOCK_CONV.check(match)
+
+    def fuse(self, match, training):
+        attrs, operands = match.attrs, match.operands
+        conv = emit(
+            _CONV,
+            operands["input"],
+            operands["filters"],
+            *(_listed(operands.get("bias")), [], []),
+            num_moments=1,
+            name=f"{match.outputs['x'].op.name}_moments",
+            constant_filters=attrs["constant_filters"],
+            **{name: attrs[name] for name in (*_WINDOW, "data_format")},
+            activation="none",
+        )
+        normalized = emit(
+            _BATCH_NORM,
+            conv["y"],
+            *map(operands.get, _VECTORS),
+            *(_listed(operands.get("side_input")), [conv["moments"]]),
+            name=f"{match.outputs['y'].op.name}_of_moments",
+            **{name: attrs[name] for name in _NORMALIZATION},
+        )
+        outputs = {"x": conv["y"], "pre_activation": conv["pre_activation"], **normalized}
+        return Fused({name: outputs[name] for name in match.outputs})
+
+    def describe(self, match):
+        return (
+            "Conv2D with moments of BatchNorm",
+            f"contraction={match.outputs['x'].op.name} batch_norm={match.outputs['y'].op.name}",
+        )
+
+
+def _listed(tensor):
+    return [] if tensor is None else [tensor]
