@@ -57,7 +57,8 @@ def main():
     parser.add_argument("--quick", action="store_true", help="small images, one step")
     args = parser.parse_args()
     if args.quick:
-        args.size, args.batch, args.steps = 32, 4, 1
+        # Of smaller ones four pixels would make the last statistics, which rounding decides.
+        args.size, args.batch, args.steps = 64, 4, 1
 
     rng = np.random.default_rng(0)
     images = tf.constant(rng.standard_normal((args.batch, args.size, args.size, 3)), tf.float32)
@@ -81,8 +82,10 @@ def main():
         print(f"{name}: first loss {first[name]:.6f}, {median:.3f} s a step")
     print(f"speed-up {medians['stock'] / medians['fused']:.2f}")
 
-    assert len(report.fused) == 107, "every convolution, batch norm and dense layer is fused"
-    assert all(fusion.gradients for fusion in report.fused), "with its gradient"
+    layers = [fusion for fusion in report.fused if fusion.rule != "conv2d_moments"]
+    assert len(layers) == 107, "every convolution, batch norm and dense layer is fused"
+    assert all(fusion.gradients for fusion in layers), "with its gradient"
+    assert len(report.fused) - len(layers) == 53, "convolutions take the moments for batch norm"
     np.testing.assert_allclose(first["fused"], first["stock"], rtol=1e-3)
 
 

@@ -299,7 +299,7 @@ def test_more_than_one_optional_tensor(op, name, graph):
 def test_statistics_of_another_type_than_x_asks_for():
     vector, x = tf.ones(3, tf.float64), tf.ones((2, 3))
     with pytest.raises(ValueError, match="scale"):
-        tf.function(raw("batch_norm_act"))(x, vector, vector, vector, vector, [])
+        tf.function(raw("batch_norm_act"))(x, vector, vector, vector, vector, [], [])
 
 
 @pytest.mark.parametrize("layout", cases.LAYOUTS)

@@ -194,7 +194,7 @@ def test_every_family_of_rules_has_a_case():
     cases = [case for case in table.CASES.values() if not isinstance(case, ResNet50Case)]
     alone = {case.family for case in cases if case.modes == ("step",)}
     assert alone == {rule.family for rule in rules.RULES if rule.backward_alone}
-    forward = [case for case in cases if case.modes == MODES]
+    forward = [case for case in cases if MODES[0] in case.modes]
     assert {case.family for case in forward} == {rule.family for rule in rules.RULES}
     names = {rule.name for rule in rules.RULES if rule.family == "act"}
     assert names <= {case.rule() for case in forward}

@@ -245,7 +245,8 @@ class RuleCase(Case):
     """A chain of a family of the remapper's rules, in stock code.
 
     `shapes` are those of its inputs, `result` that of y; `macs` counts multiply-accumulates.
-    `alone` says that the forward pass has to stay, so that the backward pass is fused alone.
+    `alone` says that the forward pass has to stay, so that the backward pass is fused alone;
+    `joins` that the rule joins what another one has fused, in the forward pass alone.
     """
 
     family: str
@@ -254,12 +255,13 @@ class RuleCase(Case):
     macs: int = 0
     act: str = "relu"
     alone: bool = False
+    joins: bool = False
     dtype: str = "float32"
 
     @property
     def modes(self):
         """Those of `MODES` in which anything is fused."""
-        return MODES[self.alone :]
+        return MODES[self.alone : 1 if self.joins else None]
 
     def rule(self):
         """The name of the remapper's rule that fuses it."""

@@ -109,6 +109,15 @@ _RULES = {
     ),
     **_both("moments_batch_norm", _IMAGES, *[_CHANNELS] * 2),
     **_both("given_batch_norm", _IMAGES, *_VECTORS),
+    **_rule(
+        "conv2d_moments",
+        _IMAGES,
+        _FILTERS,
+        *[_CHANNELS] * 2,
+        macs=_CONV_MACS,
+        act="none",
+        joins=True,
+    ),
     **_both("conv2d_batch_norm", _IMAGES, _FILTERS, *_VECTORS, macs=_CONV_MACS),
     **_both("conv2d_batch_norm_v1", _IMAGES, _FILTERS, *_VECTORS, macs=_CONV_MACS),
     **_both("conv2d_batch_norm_v2", _IMAGES, _FILTERS, *_VECTORS, macs=_CONV_MACS),
@@ -124,7 +133,7 @@ _ALONE = {
     **_rule(
         "matmul_bias", (2048, 256), (256, 1024), (1024,), result=(2048, 1024), macs=_TOKEN_MACS
     ),
-    **{name: case for name, case in _RULES.items() if "batch_norm" not in name},
+    **{name: case for name, case in _RULES.items() if "batch_norm" not in name and not case.joins},
 }
 GROUPS = {
     "contraction": {

@@ -82,7 +82,8 @@ class Programs:
             return self._load_model(case, mode)
         values = zip(grid.inputs(case), grid.dtypes(case), strict=True)
         inputs = [tf.constant(value, dtype) for value, dtype in values]
-        forward, alone = _forward(case), isinstance(case, RuleCase) and case.alone
+        forward, is_rule = _forward(case), isinstance(case, RuleCase)
+        alone, joins = (case.alone, case.joins) if is_rule else (False, False)
         if mode == "forward":
             function, arguments = self.decorate(forward), inputs[:-1]
         else:
@@ -91,7 +92,7 @@ class Programs:
         self._check(function.get_concrete_function(*arguments), whole=not alone)
         if self._peer == "ours":
             fired = function.remap_reports[-1].counts()
-            if case.rule() not in fired or len(fired) > 1 + alone:
+            if case.rule() not in fired or len(fired) > 1 + alone + joins:
                 raise NotWhatItClaims(f"fused by {', '.join(fired)}, not {case.rule()}")
         outputs = tf.nest.flatten(function(*arguments))
         return lambda: function(*arguments), [_array(output) for output in outputs]
@@ -269,6 +270,7 @@ _FAMILIES = {
     "heads_bias": lambda a, w, b: tf.reshape(tf.matmul(a, w), [-1, a.shape[1], *b.shape]) + b,
     "moments_batch_norm": _moments_batch_norm,
     "given_batch_norm": _given_batch_norm,
+    "conv2d_moments": lambda x, w, *vectors: _moments_batch_norm(_conv(x, w), *vectors),
     "conv2d_batch_norm": _conv_batch_norm(tf.raw_ops.FusedBatchNormV3),
     "conv2d_batch_norm_v1": _conv_batch_norm(tf.raw_ops.FusedBatchNorm),
     "conv2d_batch_norm_v2": _conv_batch_norm(tf.raw_ops.FusedBatchNormV2),
