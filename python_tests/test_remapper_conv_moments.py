@@ -7,7 +7,7 @@ import tensorflow as tf
 from remapping import assert_same, gradient_count, op_counts, plain, reasons, rule_counts, values
 
 from tf_fused_ops.function import function
-from tf_fused_ops.remapper import RemapOptions
+from tf_fused_ops.remapper import RemapOptions, graph
 
 RULE = "conv2d_moments"
 SHAPES = [(2, 9, 8, 6), (3, 3, 6, 32), (32,), (32,), (32,)]
@@ -193,6 +193,18 @@ def test_rule_can_be_switched_off_and_runs_once():
     assert_same(outer(*args), compiled(*args), units=256)
     assert rule_counts(outer) == {}
     assert op_counts(inner.get_concrete_function(*args))["TfFusedOps>BatchNormAct"] == 1
+
+
+def test_joining_does_not_sort_the_graph_anew(monkeypatch):
+    """Two ops that read each other take the places of those that they replace."""
+    sorts = []
+    sort = graph._topological
+    monkeypatch.setattr(graph, "_topological", lambda before: sorts.append(1) or sort(before))
+    code, others = FUSED["bias_relu"]
+    compiled = function(lambda *args: gradients(code, args))
+    compiled.get_concrete_function(*values(*SHAPES))
+    assert rule_counts(compiled) == {**others, RULE: 1}
+    assert len(sorts) == 1
 
 
 def test_moving_averages_of_a_keras_network():

@@ -159,8 +159,11 @@ class GraphView:
                 if (op, port) in uses:
                     uses.remove((op, port))
 
-    def adopt(self, op):
-        """Indexes a new op, and new ops that it reads, once its outputs are used."""
+    def adopt(self, op, replaced=None):
+        """Indexes a new op, and new ops that it reads, once its outputs are used.
+
+        It takes the place of the op that it replaces where that is between its inputs and users.
+        """
         if op in self.types:
             return
         self._note_inputs(op)
@@ -174,8 +177,9 @@ class GraphView:
         after += op._control_outputs
         low = max((self.position[other] for other in before), default=-1)
         high = min((self.position.get(other, low + 1) for other in after), default=low + 1)
+        place = self.position.get(replaced, low)
         if low < high:
-            self.position[op] = (low + high) / 2
+            self.position[op] = place if low < place < high else (low + high) / 2
         else:
             for other in self.graph.get_operations():
                 if other not in self.inputs:

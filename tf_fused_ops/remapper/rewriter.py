@@ -288,8 +288,8 @@ def swap(view, outputs, replacements):
             new.set_shape(old.shape)
         outputs[:] = [new if output is old else output for output in outputs]
         view.redirect(old, new)
-    for _, new in replacements:
-        view.adopt(new.op)
+    for old, new in replacements:
+        view.adopt(new.op, old.op)
 
 
 def _maker(tensors):
