@@ -200,10 +200,15 @@ def test_joining_does_not_sort_the_graph_anew(monkeypatch):
     sorts = []
     sort = graph._topological
     monkeypatch.setattr(graph, "_topological", lambda before: sorts.append(1) or sort(before))
-    code, others = FUSED["bias_relu"]
-    compiled = function(lambda *args: gradients(code, args))
-    compiled.get_concrete_function(*values(*SHAPES))
-    assert rule_counts(compiled) == {**others, RULE: 1}
+
+    def layers(x, w, b, *vectors):
+        for _ in range(3):
+            x = relu(normalized(biased(x, w, b), *vectors))[0]
+        return (x,)
+
+    compiled = function(lambda *args: gradients(layers, args))
+    compiled.get_concrete_function(*values((2, 9, 8, 32), (3, 3, 32, 32), *SHAPES[2:]))
+    assert rule_counts(compiled)[RULE] == 3
     assert len(sorts) == 1
 
 
