@@ -29,6 +29,9 @@ TFO_INLINE bool Widened(const T* from, std::int64_t n, const Scratch& scratch,
   return true;
 }
 
+// The size from which on outputs that no reader waits for bypass the caches.
+constexpr std::int64_t kStreamedUnread = 16 << 20;
+
 // Null pointers: no bias, no side input, pre-activation not wanted. y,
 // side_input and pre_activation share the map.
 template <class T>
@@ -52,8 +55,12 @@ struct Epilogue {
     constexpr std::int64_t kLine = 64 / sizeof(T);
     const auto address = reinterpret_cast<std::uintptr_t>(y) |
                          reinterpret_cast<std::uintptr_t>(pre_activation);
-    return size * static_cast<std::int64_t>(sizeof(T)) >= StreamedBytes() &&
-           map.c == 1 && map.w % kLine == 0 && address % 64 == 0;
+    // A pre-activation is not read before the backward pass.
+    const std::int64_t least = pre_activation == nullptr
+                                   ? StreamedBytes()
+                                   : Min(StreamedBytes(), kStreamedUnread);
+    return size * static_cast<std::int64_t>(sizeof(T)) >= least && map.c == 1 &&
+           map.w % kLine == 0 && address % 64 == 0;
   }
 
   // Whether tiles can write their own sums to y, since no more than scale,

@@ -218,13 +218,15 @@ TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t column,
     store(t.y, t.y_stride,
           [](Out* to, Vec<A> v) TFO_INLINE_LAMBDA { StoreAs(to, v); });
   }
-  if (t.moments != nullptr) {
+  if (__builtin_expect(t.moments != nullptr, false)) {
+    Vec<A> stored[kRows][kVectors];
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) sum[i][j] = AsStored<Out>(sum[i][j]);
+      for (int j = 0; j < kVectors; ++j)
+        stored[i][j] = AsStored<Out>(sum[i][j]);
     }
-    AddTile(sum, t.moments + column / kTileColumns<A>);
+    AddTile(stored, t.moments + column / kTileColumns<A>);
   }
 }
 

@@ -74,10 +74,11 @@ TFO_INLINE void AddWidened(Vec<A> v, double* to) {
   }
 }
 
-// Adds the rows of a tile, which are lost.
+// Adds the rows of a tile, which are lost. A function of its own leaves the
+// registers of those tiles alone that nobody wants the moments of.
 template <class A, int kRows, int kVectors, int kColumns>
-TFO_INLINE void AddTile(Vec<A> (&tile)[kRows][kVectors],
-                        TileMoments<A, kColumns>* moments) {
+__attribute__((noinline)) void AddTile(Vec<A> (&tile)[kRows][kVectors],
+                                       TileMoments<A, kColumns>* moments) {
   // The sum of all rows, pairwise.
   const auto sum_rows = [](Vec<A>(&rows)[kRows][kVectors], int j)
                             TFO_INLINE_LAMBDA {
@@ -93,6 +94,7 @@ TFO_INLINE void AddTile(Vec<A> (&tile)[kRows][kVectors],
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
       Vec<A> total = tile[0][j];
+#pragma GCC unroll 16
       for (int i = 1; i < kRows; ++i) total += tile[i][j];
       Store(moments->shift + j * kLanes<A>, total / A(kRows));
       for (int k = 0; k < kLanes<A>; ++k)
