@@ -252,6 +252,7 @@ def test_streaming_changes_no_bit(out_c, dtype, core_isa, streamed):
     cached = list(results())
     streamed()
     for a, b in zip(cached, results(), strict=True):
+        assert b.ndim == 2 or b.ctypes.data % 64 == 0, "an image that could not be streamed"
         np.testing.assert_array_equal(a, b)
 
 

@@ -1,8 +1,8 @@
 // The kernels of the contraction ops, forward and gradient. A Geometry says
 // what is peculiar to an op: its attributes, its arguments' names, and the
 // convolution that its shapes stand for, whether that takes a scale and whether
-// it yields moments. An
-// Engine runs it on a device, and keeps what it likes from call to call.
+// it yields moments. An Engine runs it on a device, and keeps what it likes
+// from call to call.
 #ifndef TFO_CC_KERNELS_CONTRACTION_OPS_H_
 #define TFO_CC_KERNELS_CONTRACTION_OPS_H_
 

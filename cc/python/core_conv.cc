@@ -73,9 +73,9 @@ py::tuple Forward(const ConvShape& shape, const py::array& input,
   Require("input", input, dtype, InputShape(shape));
   Require("filters", filters, dtype, FilterShape(shape));
   const Packed packed(shape, filters, pack_first, num_threads);
-  py::array y(dtype, OutputShape(shape));
+  py::array y = AlignedArray(dtype, OutputShape(shape));
   OptionalArray pre;
-  if (save_pre_activation) pre.emplace(dtype, OutputShape(shape));
+  if (save_pre_activation) pre = AlignedArray(dtype, OutputShape(shape));
   const ConvForwardArgs args{
       DTypeOf("input", input),
       shape,
@@ -99,7 +99,7 @@ py::tuple ForwardMoments(const ConvShape& shape, const py::array& input,
   const py::dtype dtype = input.dtype();
   Require("input", input, dtype, InputShape(shape));
   Require("filters", filters, dtype, FilterShape(shape));
-  py::array y(dtype, OutputShape(shape));
+  py::array y = AlignedArray(dtype, OutputShape(shape));
   py::array_t<double> moments(Shape{3, shape.out_c});
   ConvForwardArgs args{};
   args.dtype = DTypeOf("input", input);

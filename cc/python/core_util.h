@@ -118,6 +118,19 @@ inline std::vector<py::ssize_t> ShapeOf(const py::array& array) {
   return {array.shape(), array.shape() + array.ndim()};
 }
 
+// An array whose memory begins at a cache line, as TensorFlow's tensors do.
+inline py::array AlignedArray(const py::dtype& dtype,
+                              const std::vector<py::ssize_t>& shape) {
+  constexpr std::uintptr_t kLine = 64;
+  py::ssize_t bytes = dtype.itemsize();
+  for (const py::ssize_t size : shape) bytes *= size;
+  py::array_t<char> memory(bytes + static_cast<py::ssize_t>(kLine));
+  char* const data = memory.mutable_data();
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  return py::array(dtype, shape, data + (kLine - address % kLine) % kLine,
+                   memory);
+}
+
 }  // namespace tfo::python
 
 #endif  // TFO_CC_PYTHON_CORE_UTIL_H_
