@@ -7,6 +7,8 @@ dtype, plus a few units in the last place of the greatest value, for the luck of
 import numpy as np
 
 STOCK_FACTOR = 2
+# What Winograd's algorithm adds to that, see docs/winograd.md.
+WINOGRAD_FACTOR = 4
 UNIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 # float64 is compared with stock TensorFlow's own float64, whose error nobody knows.
 FLOOR_UNITS = {"float16": 1, "bfloat16": 1, "float32": 4, "float64": 64}

@@ -56,6 +56,7 @@ struct ConvForwardArgs {
   const void* packed_filters;  // what ConvPackFiltersFunction made of filters
   // Of y's channels, see BatchNormLocalMoments; null: not wanted.
   double* moments = nullptr;
+  bool winograd = false;  // whether Winograd's algorithm may be used
 };
 
 // With dz = dy * slope: the gradients of input, filters and bias, and dz
@@ -74,6 +75,7 @@ struct ConvGradientArgs {
   void* filters_gradient;
   void* bias_gradient;
   void* side_input_gradient;
+  bool winograd = false;  // for the input's
 };
 
 // False when scratch memory ran out.
@@ -83,13 +85,12 @@ using ConvGradientFunction = bool(const ConvGradientArgs&, const Parallel&,
                                   const Scratch&);
 
 // For filters that meet many inputs: the bytes that they take in the order in
-// which the engine reads them, 0 if it does not for this shape, and how they
-// get there. That order depends on the instruction set, on the types and on the
-// filters' shape, not on the input's.
-using ConvPackedBytesFunction = std::int64_t(DType, const ConvShape&,
+// which the engine reads them for these, 0 if it reads them as they are, and
+// how they get there. That order depends on the instruction set, on the types,
+// on the filters' shape and on the number of bytes.
+using ConvPackedBytesFunction = std::int64_t(const ConvForwardArgs&,
                                              const Scratch&);
-using ConvPackFiltersFunction = bool(DType, const ConvShape&,
-                                     const void* filters, const Parallel&,
+using ConvPackFiltersFunction = bool(const ConvForwardArgs&, const Parallel&,
                                      const Scratch&, void* packed);
 
 }  // namespace tfo

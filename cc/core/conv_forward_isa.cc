@@ -1,6 +1,7 @@
 #include "cc/core/batch_norm.h"
 #include "cc/core/few_rows.h"
 #include "cc/core/storage.h"
+#include "cc/core/winograd.h"
 
 namespace tfo::TFO_ISA {
 
@@ -8,20 +9,24 @@ BatchNormMomentsFunction BatchNormMoments;
 
 namespace {
 
-// Filters are packed with all their taps; few rows read them as they are.
-bool ReadsPacked(const ConvShape& s, const TapList& taps) {
-  return taps.count == s.kernel_h * s.kernel_w && !HasFewRows(s, taps);
-}
+// The order in which filters are read.
+enum class FilterOrder { kAsTheyAre, kPanels, kWinograd };
 
 template <class T>
-bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
-             const Scratch& scratch) {
-  const ConvShape s = Flatten(args.shape);
+struct ForwardPass {
+  Correlation<T> correlation;
+  bool few_rows;
+  FilterOrder order;
+};
+
+// `shape` is flattened. False when scratch memory ran out.
+template <class T>
+bool PlanForward(const ConvForwardArgs& args, const ConvShape& s,
+                 const Scratch& scratch, ForwardPass<T>* out) {
   TapList taps{scratch.Allocate<Tap>(s.kernel_h * s.kernel_w)};
   if (taps.taps == nullptr) return false;
   ForwardTaps(s, &taps);
-  const bool reads_packed = ReadsPacked(s, taps);
-  Correlation<T> c = {
+  out->correlation = {
       InputWindows<T>(s, args.input, taps),
       s.out_c,
       static_cast<const T*>(args.filters),
@@ -30,16 +35,33 @@ bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
        static_cast<const T*>(args.bias), static_cast<const T*>(args.side_input),
        args.activation, static_cast<Accumulator<T>>(args.alpha),
        AddressMap::Of(s.out_h, s.out_w, s.out_c, s.output_channels_first),
-       static_cast<const T*>(args.scale)},
-      nullptr,
-      reads_packed ? static_cast<const Operand<T>*>(args.packed_filters)
-                   : nullptr};
-  const bool few_rows = HasFewRows(s, taps);
+       static_cast<const T*>(args.scale)}};
+  out->few_rows = HasFewRows(s, taps);
+  // Panels are of all taps, whatever image they meet.
+  out->order = args.winograd && WinogradPays(out->correlation)
+                   ? FilterOrder::kWinograd
+               : out->few_rows || taps.count < s.kernel_h * s.kernel_w
+                   ? FilterOrder::kAsTheyAre
+                   : FilterOrder::kPanels;
+  return true;
+}
+
+template <class T>
+bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
+             const Scratch& scratch) {
+  const ConvShape s = Flatten(args.shape);
+  ForwardPass<T> pass;
+  if (!PlanForward(args, s, scratch, &pass)) return false;
+  Correlation<T>& c = pass.correlation;
+  if (pass.order != FilterOrder::kAsTheyAre)
+    c.packed = static_cast<const Operand<T>*>(args.packed_filters);
   double* const mean =
       args.moments == nullptr ? nullptr : args.moments + s.out_c;
-  if (mean != nullptr && !few_rows && TilesSeeAll(c)) c.moments = mean;
-  if (!(few_rows ? CorrelateFewRows(c, parallel, scratch)
-                 : Correlate(c, parallel, scratch))) {
+  const bool by_tiles = !pass.few_rows && pass.order != FilterOrder::kWinograd;
+  if (mean != nullptr && by_tiles && TilesSeeAll(c)) c.moments = mean;
+  if (!(pass.few_rows ? CorrelateFewRows(c, parallel, scratch)
+        : by_tiles    ? Correlate(c, parallel, scratch)
+                      : CorrelateByWinograd(c, parallel, scratch))) {
     return false;
   }
   if (mean == nullptr) return true;
@@ -55,44 +77,51 @@ bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
 }
 
 template <class T>
-std::int64_t PackedBytes(const ConvShape& shape, const Scratch& scratch) {
+std::int64_t PackedBytes(const ConvForwardArgs& args, const Scratch& scratch) {
   using A = Accumulator<T>;
-  const ConvShape s = Flatten(shape);
-  TapList taps{scratch.Allocate<Tap>(s.kernel_h * s.kernel_w)};
-  if (taps.taps == nullptr) return 0;
-  ForwardTaps(s, &taps);
-  if (!ReadsPacked(s, taps)) return 0;
-  const std::int64_t rows = s.kernel_h * s.kernel_w * NumOperands<T>(s.in_c);
+  const ConvShape s = Flatten(args.shape);
+  ForwardPass<T> pass;
+  if (!PlanForward(args, s, scratch, &pass) ||
+      pass.order == FilterOrder::kAsTheyAre) {
+    return 0;
+  }
   const std::int64_t size = sizeof(Operand<T>);
+  if (pass.order == FilterOrder::kWinograd)
+    return WinogradFiltersSize<T>(s.in_c, s.out_c) * size;
+  const std::int64_t rows = s.kernel_h * s.kernel_w * NumOperands<T>(s.in_c);
   return NumPanels<A>(s.out_c) * kTileColumns<A> * rows * size;
 }
 
 template <class T>
-bool Pack(const ConvShape& s, const void* filters, const Parallel& parallel,
+bool Pack(const ConvForwardArgs& args, const Parallel& parallel,
           const Scratch& scratch, void* packed) {
-  TapList taps{scratch.Allocate<Tap>(s.kernel_h * s.kernel_w)};
-  if (taps.taps == nullptr) return false;
-  AllTaps(s, &taps);
-  PackFilters(static_cast<const T*>(filters), FilterMapOf(s), taps, s.in_c,
-              s.out_c, static_cast<Operand<T>*>(packed), parallel);
+  const ConvShape s = Flatten(args.shape);
+  ForwardPass<T> pass;
+  if (!PlanForward(args, s, scratch, &pass)) return false;
+  const Correlation<T>& c = pass.correlation;
+  auto* const to = static_cast<Operand<T>*>(packed);
+  if constexpr (kHasWinograd<T>) {
+    if (pass.order == FilterOrder::kWinograd)
+      return TransformFilters(c, to, parallel, scratch);
+  }
+  PackFilters(c.filters, c.filter_map, c.x.taps, s.in_c, s.out_c, to, parallel);
   return true;
 }
 
 }  // namespace
 
-std::int64_t ConvPackedBytes(DType dtype, const ConvShape& shape,
+std::int64_t ConvPackedBytes(const ConvForwardArgs& args,
                              const Scratch& scratch) {
-  return WithStorage(dtype, [&](auto storage) {
-    return PackedBytes<typename decltype(storage)::type>(shape, scratch);
+  return WithStorage(args.dtype, [&](auto storage) {
+    return PackedBytes<typename decltype(storage)::type>(args, scratch);
   });
 }
 
-bool ConvPackFilters(DType dtype, const ConvShape& shape, const void* filters,
-                     const Parallel& parallel, const Scratch& scratch,
-                     void* packed) {
-  return WithStorage(dtype, [&](auto storage) {
-    return Pack<typename decltype(storage)::type>(shape, filters, parallel,
-                                                  scratch, packed);
+bool ConvPackFilters(const ConvForwardArgs& args, const Parallel& parallel,
+                     const Scratch& scratch, void* packed) {
+  return WithStorage(args.dtype, [&](auto storage) {
+    return Pack<typename decltype(storage)::type>(args, parallel, scratch,
+                                                  packed);
   });
 }
 

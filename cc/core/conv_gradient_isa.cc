@@ -1,6 +1,7 @@
 #include "cc/core/correlate.h"
 #include "cc/core/filter_gradient.h"
 #include "cc/core/storage.h"
+#include "cc/core/winograd.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -13,6 +14,7 @@ struct InputGradientOperands {
   const T* filters;
   FilterMap filter_map;
   T* dx;
+  bool winograd;  // whether Winograd's algorithm may be used
 };
 
 // The displacements in dz that `block` neighbouring pixels of x meet, along one
@@ -119,20 +121,22 @@ bool InputGradientInPhases(const InputGradientOperands<T>& g,
       const std::int64_t grid_h = CeilDiv(s.in_h - phase_h, s.stride_h);
       const std::int64_t grid_w = CeilDiv(s.in_w - phase_w, s.stride_w);
       InputGradientTaps(s, phase_h, phase_w, grid_h, grid_w, &taps);
-      if (!Correlate<T>({{g.dz, g.dz_map, s.batch, s.out_h, s.out_w, s.out_c,
-                          taps, 1, 1, grid_h, grid_w},
-                         s.in_c,
-                         g.filters,
-                         g.filter_map,
-                         {g.dx + g.x_map.Offset(0, phase_h, phase_w),
-                          nullptr,
-                          nullptr,
-                          nullptr,
-                          Activation::kNone,
-                          0,
-                          {g.x_map.batch, g.x_map.h * s.stride_h,
-                           g.x_map.w * s.stride_w, g.x_map.c}}},
-                        parallel, scratch)) {
+      const Correlation<T> c{{g.dz, g.dz_map, s.batch, s.out_h, s.out_w,
+                              s.out_c, taps, 1, 1, grid_h, grid_w},
+                             s.in_c,
+                             g.filters,
+                             g.filter_map,
+                             {g.dx + g.x_map.Offset(0, phase_h, phase_w),
+                              nullptr,
+                              nullptr,
+                              nullptr,
+                              Activation::kNone,
+                              0,
+                              {g.x_map.batch, g.x_map.h * s.stride_h,
+                               g.x_map.w * s.stride_w, g.x_map.c}}};
+      if (!(g.winograd && WinogradPays(c)
+                ? CorrelateByWinograd(c, parallel, scratch)
+                : Correlate(c, parallel, scratch))) {
         return false;
       }
     }
@@ -181,7 +185,8 @@ bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
                                    x_map,
                                    static_cast<const T*>(args.filters),
                                    {map.column, map.row, map.matrix},
-                                   static_cast<T*>(args.input_gradient)};
+                                   static_cast<T*>(args.input_gradient),
+                                   args.winograd};
   const PixelBlock block = ChooseBlock<Accumulator<T>>(s);
   return block.Pixels() > 1
              ? InputGradientInBlocks<T>(g, s, block, parallel, scratch)

@@ -84,7 +84,8 @@ class ContractionOp : public tensorflow::OpKernel {
         ctx,
         {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
          a.data(), b.data(), DataOrNull(scale), DataOrNull(bias),
-         DataOrNull(side_input), y, pre_activation, nullptr, moments},
+         DataOrNull(side_input), y, pre_activation, nullptr, moments,
+         geometry_.winograd},
         is_constant_ ? &b : nullptr);
   }
 
@@ -138,7 +139,7 @@ class ContractionGradOp : public tensorflow::OpKernel {
     return engine_.Gradient(
         ctx, {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
               dy.data(), DataOrNull(saved), a.data(), b.data(), gradients[0],
-              gradients[1], gradients[2], gradients[3]});
+              gradients[1], gradients[2], gradients[3], geometry_.winograd});
   }
 
   Geometry geometry_;

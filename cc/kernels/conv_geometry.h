@@ -13,8 +13,10 @@ struct ConvGeometry {
   static constexpr const char* kConstantAttr = "constant_filters";
   static constexpr bool kHasScale = true, kHasMoments = true;
   ConvAttrs attrs;
+  bool winograd;
 
   absl::Status Read(tensorflow::OpKernelConstruction* ctx) {
+    TF_RETURN_IF_ERROR(ctx->GetAttr("winograd", &winograd));
     return ReadConvAttrs(ctx, &attrs);
   }
 

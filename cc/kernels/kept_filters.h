@@ -16,38 +16,38 @@ class KeptFilters {
     tensorflow::Tensor filters;
     tensorflow::Tensor packed;
 
-    bool IsOf(const tfo::Kernels& k, const tensorflow::Tensor& f) const {
+    bool IsOf(const tfo::Kernels& k, const tensorflow::Tensor& f,
+              std::int64_t bytes) const {
       return kernels == &k && filters.data() == f.data() &&
-             filters.shape() == f.shape();
+             filters.shape() == f.shape() && packed.NumElements() == bytes;
     }
   };
 
-  // Packs `filters` unless they are those of the last call; null if new ones
-  // are not read packed for these sizes. Concurrent first calls pack each their
+  // Packs `filters`, unless that was done for the last call; null if they are
+  // not read packed for these sizes. Concurrent first calls pack each their
   // own; the last of them are kept.
   absl::Status Get(tensorflow::OpKernelContext* ctx,
                    const tfo::Kernels& kernels,
                    const tfo::ConvForwardArgs& args,
                    const tensorflow::Tensor& filters,
                    std::shared_ptr<const Packed>* out) {
+    ScratchOwner scratch(ctx);
+    const std::int64_t bytes =
+        kernels.conv_packed_bytes(args, scratch.scratch());
+    if (bytes == 0) return absl::OkStatus();
     {
       std::lock_guard<std::mutex> lock(mutex_);
       *out = kept_;
     }
-    if (*out != nullptr && (*out)->IsOf(kernels, filters)) {
+    if (*out != nullptr && (*out)->IsOf(kernels, filters, bytes)) {
       return absl::OkStatus();
     }
     out->reset();
-    ScratchOwner scratch(ctx);
-    const std::int64_t bytes =
-        kernels.conv_packed_bytes(args.dtype, args.shape, scratch.scratch());
-    if (bytes == 0) return absl::OkStatus();
     Packed made{&kernels, filters, {}};
     TF_RETURN_IF_ERROR(
         ctx->allocate_temp(tensorflow::DT_UINT8, {bytes}, &made.packed));
     AdviseHugePages(made.packed.data(), bytes);
-    if (!kernels.conv_pack_filters(args.dtype, args.shape, filters.data(),
-                                   ParallelOf(ctx), scratch.scratch(),
+    if (!kernels.conv_pack_filters(args, ParallelOf(ctx), scratch.scratch(),
                                    made.packed.data())) {
       return OutOfScratch();
     }

@@ -10,6 +10,7 @@ struct MatMulGeometry {
   static constexpr const char* kGradientAttrs[] = {"a_gradient", "b_gradient"};
   static constexpr const char* kConstantAttr = "constant_b";
   static constexpr bool kHasScale = false, kHasMoments = false;
+  static constexpr bool winograd = false;
   bool transpose_a, transpose_b;
 
   absl::Status Read(tensorflow::OpKernelConstruction* ctx) {

@@ -113,6 +113,7 @@ REGISTER_OP("TfFusedOps>Conv2DBiasAct")
     .Attr("alpha: float = 0.2")
     .Attr("save_pre_activation: bool = false")
     .Attr("constant_filters: bool = false")
+    .Attr("winograd: bool = false")
     .SetShapeFn(ConvShape)
     .Doc(R"doc(
 Computes y = activation(conv2d(input, filters) * scale + bias + side_input) in one pass.
@@ -124,6 +125,8 @@ side_input: none, or one tensor of y's shape.
 scale: none, or one vector of length out_channels.
 alpha: leaky_relu's slope below zero; the other activations ignore it.
 constant_filters: the filters are the same tensor in every call, so that it pays to keep what is made of them.
+winograd: 3x3 filters of stride 1 may be computed by Winograd's algorithm, in less time and with larger rounding
+  errors; on the CPU alone.
 y: 4-D, laid out as data_format says.
 pre_activation: the activation's argument, of y's shape, where save_pre_activation is set; otherwise empty.
 moments: none, or BatchNormMoments of y, taken on the way to memory; on the CPU alone.
@@ -151,6 +154,7 @@ REGISTER_OP("TfFusedOps>Conv2DBiasActGrad")
     .Attr("filters_gradient: bool = true")
     .Attr("bias_gradient: bool = true")
     .Attr("side_input_gradient: bool = true")
+    .Attr("winograd: bool = false")
     .SetShapeFn(ConvGradShape)
     .Doc(R"doc(
 Computes the gradients of Conv2DBiasAct without scale in one op.
@@ -160,6 +164,7 @@ input: the forward op's input.
 filters: the forward op's filters.
 saved: none for the activation none; y for relu, relu6, elu, leaky_relu with alpha >= 0, sigmoid and tanh; the
   pre-activation for all others.
+winograd: as in the forward op, for the gradient of input.
 input_grad: the gradient of input; empty where input_gradient is not set.
 filters_grad: the gradient of filters; empty where filters_gradient is not set.
 bias_grad: the gradient of bias; empty where bias_gradient is not set.

@@ -38,21 +38,17 @@ std::int64_t RunGradient(const ConvGradientArgs& args, int num_threads) {
 // Filters in the engine's order, where that is wanted.
 class Packed {
  public:
-  Packed(const ConvShape& shape, const py::array& filters, bool wanted,
-         int num_threads) {
-    if (!wanted) return;
+  Packed(const ConvForwardArgs& args, int num_threads) {
     const Kernels& kernels = ActiveKernels();
-    const DType dtype = DTypeOf("filters", filters);
     Threads threads(num_threads);
     Memory temporary;
     const std::int64_t bytes =
-        kernels.conv_packed_bytes(dtype, shape, temporary.scratch());
+        kernels.conv_packed_bytes(args, temporary.scratch());
     if (bytes == 0) return;
     data_ = memory_.scratch().Allocate<char>(bytes);
     if (data_ == nullptr ||
-        !kernels.conv_pack_filters(dtype, shape, filters.data(),
-                                   threads.parallel(), temporary.scratch(),
-                                   data_)) {
+        !kernels.conv_pack_filters(args, threads.parallel(),
+                                   temporary.scratch(), data_)) {
       throw std::bad_alloc();
     }
   }
@@ -68,15 +64,14 @@ py::tuple Forward(const ConvShape& shape, const py::array& input,
                   const py::array& filters, const OptionalArray& bias,
                   const OptionalArray& side_input, const OptionalArray& scale,
                   const std::string& activation, double alpha, bool pack_first,
-                  bool save_pre_activation, int num_threads) {
+                  bool winograd, bool save_pre_activation, int num_threads) {
   const py::dtype dtype = input.dtype();
   Require("input", input, dtype, InputShape(shape));
   Require("filters", filters, dtype, FilterShape(shape));
-  const Packed packed(shape, filters, pack_first, num_threads);
   py::array y = AlignedArray(dtype, OutputShape(shape));
   OptionalArray pre;
   if (save_pre_activation) pre = AlignedArray(dtype, OutputShape(shape));
-  const ConvForwardArgs args{
+  ConvForwardArgs args{
       DTypeOf("input", input),
       shape,
       ActivationOf(activation),
@@ -88,7 +83,12 @@ py::tuple Forward(const ConvShape& shape, const py::array& input,
       Optional("side_input", side_input, dtype, OutputShape(shape)),
       y.mutable_data(),
       pre.has_value() ? pre->mutable_data() : nullptr,
-      packed.data()};
+      nullptr,
+      nullptr,
+      winograd};
+  std::optional<Packed> packed;
+  if (pack_first)
+    args.packed_filters = packed.emplace(args, num_threads).data();
   RunForward(args, num_threads);
   return py::make_tuple(y, pre);
 }
@@ -117,7 +117,7 @@ py::tuple ForwardMoments(const ConvShape& shape, const py::array& input,
 py::tuple Gradient(const ConvShape& shape, const py::array& dy,
                    const py::array& input, const py::array& filters,
                    const OptionalArray& saved, const std::string& activation,
-                   double alpha, int num_threads) {
+                   double alpha, bool winograd, int num_threads) {
   const py::dtype dtype = input.dtype();
   Require("dy", dy, dtype, OutputShape(shape));
   Require("input", input, dtype, InputShape(shape));
@@ -139,25 +139,26 @@ py::tuple Gradient(const ConvShape& shape, const py::array& dy,
       dx.mutable_data(),
       dw.mutable_data(),
       db.mutable_data(),
-      dz.mutable_data()};
+      dz.mutable_data(),
+      winograd};
   RunGradient(args, num_threads);
   return py::make_tuple(dx, dw, db, dz);
 }
 
 // Of a float32 convolution with relu, without and with its gradients.
-py::tuple ScratchBytes(const ConvShape& shape, int num_threads) {
+py::tuple ScratchBytes(const ConvShape& shape, int num_threads, bool winograd) {
   const py::dtype dtype = py::dtype::of<float>();
   py::array x(dtype, InputShape(shape)), w(dtype, FilterShape(shape)),
       y(dtype, OutputShape(shape)), dx(dtype, InputShape(shape)),
       dw(dtype, FilterShape(shape)), db(dtype, Shape{shape.out_c});
   const std::int64_t forward = RunForward(
       {DType::kFloat, shape, Activation::kRelu, 0, x.data(), w.data(), nullptr,
-       nullptr, nullptr, y.mutable_data(), nullptr, nullptr},
+       nullptr, nullptr, y.mutable_data(), nullptr, nullptr, nullptr, winograd},
       num_threads);
   const std::int64_t gradient =
       RunGradient({DType::kFloat, shape, Activation::kRelu, 0, y.data(),
                    y.data(), x.data(), w.data(), dx.mutable_data(),
-                   dw.mutable_data(), db.mutable_data(), nullptr},
+                   dw.mutable_data(), db.mutable_data(), nullptr, winograd},
                   num_threads);
   return py::make_tuple(forward, gradient);
 }
@@ -172,7 +173,8 @@ void BindConv(py::module_& m) {
         "shape"_a, "input"_a, "filters"_a, "bias"_a = py::none(),
         "side_input"_a = py::none(), py::kw_only(), "scale"_a = py::none(),
         "activation"_a = "none", "alpha"_a = 0.2, "pack_first"_a = false,
-        "save_pre_activation"_a = true, "num_threads"_a = 1);
+        "winograd"_a = false, "save_pre_activation"_a = true,
+        "num_threads"_a = 1);
   m.def("conv_moments", &ForwardMoments,
         "Returns (y, moments): [3, channels], of y's channels the number of "
         "elements, their mean and the sum of squared deviations from it.",
@@ -181,11 +183,12 @@ void BindConv(py::module_& m) {
   m.def("conv_gradient", &Gradient,
         "Returns the gradients (input, filters, bias, side_input).", "shape"_a,
         "dy"_a, "input"_a, "filters"_a, "saved"_a = py::none(), py::kw_only(),
-        "activation"_a = "none", "alpha"_a = 0.2, "num_threads"_a = 1);
+        "activation"_a = "none", "alpha"_a = 0.2, "winograd"_a = false,
+        "num_threads"_a = 1);
   m.def("conv_scratch_bytes", &ScratchBytes,
         "Returns the bytes of scratch memory that a float32 convolution takes, "
         "(forward, gradients of input, filters and bias).",
-        "shape"_a, "num_threads"_a = 1);
+        "shape"_a, "num_threads"_a = 1, "winograd"_a = false);
 }
 
 }  // namespace tfo::python

@@ -6,7 +6,8 @@ from tf_fused_ops._library import ops
 from tf_fused_ops.ops import _arguments, _autodiff, _gradient, activations, reference
 
 _CONV_ATTRIBUTES = ("strides", "padding", "explicit_paddings", "data_format", "dilations")
-_ATTRIBUTES = (*_CONV_ATTRIBUTES, "activation", "alpha")
+_REFERENCE_ATTRIBUTES = (*_CONV_ATTRIBUTES, "activation", "alpha")
+_ATTRIBUTES = (*_REFERENCE_ATTRIBUTES, "winograd")
 _OPTIONAL = ("num_bias", "num_side_inputs", "num_scale")
 
 
@@ -59,6 +60,7 @@ def conv2d_bias_act(
     dilations=1,
     alpha=0.2,
     scale=None,
+    winograd=False,
     name=None,
 ):
     """Computes activation(conv2d(x, filters) * scale + bias + side_input) in one pass.
@@ -83,6 +85,10 @@ def conv2d_bias_act(
         alpha: leaky_relu's slope below zero.
         scale: [out_channels], of x's dtype, or None: a factor per channel, such as that of batch
             normalization in inference.
+        winograd: Whether a convolution of 3x3 filters with stride 1, and its gradient by x, may be
+            computed by Winograd's algorithm F(4x4, 3x3): a quarter of the multiplications. Its
+            rounding errors are larger, see `docs/winograd.md`; in float16 and bfloat16 those of
+            the result hide them. Only on the CPU, and only where it takes less time.
         name: A name for the operation.
 
     Returns:
@@ -119,6 +125,7 @@ def conv2d_bias_act(
         dilations=_four("dilations", dilations, data_format),
         activation=activation,
         alpha=alpha,
+        winograd=bool(winograd),
         save_pre_activation=keep and _gradient.records(x, filters, *bias, *side_input, *scale),
         name=name,
     )
@@ -178,7 +185,7 @@ def _reference_attributes(attributes):
 
 @tf.RegisterGradient("TfFusedOps>Conv2DBiasActGrad")
 def _conv2d_bias_act_grad_gradient(op, *output_gradients):
-    attributes = _reference_attributes(_gradient.attributes(op, *_ATTRIBUTES))
+    attributes = _reference_attributes(_gradient.attributes(op, *_REFERENCE_ATTRIBUTES))
 
     def stock(dy, x, filters, saved=None):
         return reference.conv2d_bias_act_grad(dy, x, filters, saved, **attributes)
