@@ -33,6 +33,11 @@ def add_parser(subparsers):
         metavar="RULE",
         help="a rule that is not to be used; * is a wildcard; can be repeated",
     )
+    parser.add_argument(
+        "--winograd",
+        action="store_true",
+        help="allow Winograd's algorithm for 3x3 convolutions: faster, larger rounding errors",
+    )
     return parser
 
 
@@ -40,7 +45,7 @@ def run(args):
     """Converts and says what was replaced; returns 0."""
     from tf_fused_ops.remapper import RemapOptions, Report, convert
 
-    options = RemapOptions(disable=args.disable)
+    options = RemapOptions(disable=args.disable, winograd=args.winograd)
     try:
         reports = convert(args.source, args.target, args.portable, options)
     except (ValueError, OSError) as error:

@@ -13,7 +13,8 @@ class FusedConv2D(FusedLayer, keras.layers.Conv2D):
 
     activation(conv2d(inputs, kernel) + bias + side_input)
 
-    Takes the arguments of `keras.layers.Conv2D` and has its weights in its order. Grouped
+    Takes the arguments of `keras.layers.Conv2D` and has its weights in its order; `winograd=True`
+    allows Winograd's algorithm for 3x3 kernels, see `tf_fused_ops.conv2d_bias_act`. Grouped
     convolutions and LoRA run stock ops; sigmoid, softmax and activations that the fused op does not
     know follow it as an op of their own. The reason is in the log at TF_CPP_VMODULE=remapper=3.
 
@@ -28,9 +29,14 @@ class FusedConv2D(FusedLayer, keras.layers.Conv2D):
 
     fused_ops = ("TfFusedOps>Conv2DBiasAct", "TfFusedOps>Conv2DBiasActGrad")
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args, winograd=False, **kwargs):
         super().__init__(*args, **kwargs)
+        self.winograd = bool(winograd)
         self._settle_jit()
+
+    def get_config(self):
+        """Returns the stock layer's configuration, with `winograd` where it is allowed."""
+        return {**super().get_config(), **({"winograd": True} if self.winograd else {})}
 
     def _never_fuses(self):
         if self.groups != 1:
@@ -54,6 +60,7 @@ class FusedConv2D(FusedLayer, keras.layers.Conv2D):
             data_format="NHWC" if self.data_format == "channels_last" else "NCHW",
             dilations=list(self.dilation_rate),
             alpha=activation.alpha,
+            winograd=self.winograd,
             name=self.name,
         )
         return y if rest is None else rest(y)

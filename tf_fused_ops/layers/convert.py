@@ -137,6 +137,7 @@ class _Revert(Rebuild):
     def _stock(self, layer, split):
         def make():
             config = layer.get_config()
+            config.pop("winograd", None)
             if _is_batch_norm(layer):
                 del config["activation"]
             else:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_fused_ops._library import ops
 from tf_fused_ops.remapper import kernels
-from tf_fused_ops.remapper.convolution import Conv2DAct
+from tf_fused_ops.remapper.convolution import Conv2DAct, fits_winograd
 from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.rule import Fused, Rule
 
@@ -21,6 +21,7 @@ _STOCK_CONV = Conv2DAct()
 _WINDOW = {
     name: value for name, value in Conv2DAct.captured["Conv2D"].items() if name != "data_format"
 }
+_OURS = {"constant_filters": False, "winograd": False}
 _VECTORS = ("scale", "offset", "mean", "variance")
 _NORMALIZATION = {
     "epsilon": 1e-3,
@@ -55,7 +56,7 @@ class ConvMoments(Rule):
     differentiable = ()
     captured: ClassVar = {
         "Conv2D": _WINDOW,
-        _CONV: _WINDOW | {"constant_filters": False},
+        _CONV: _WINDOW | _OURS,
         _BATCH_NORM: _NORMALIZATION,
     }
     keyed = ("data_format",)
@@ -118,6 +119,8 @@ class ConvMoments(Rule):
             return "the moments of channels that come first would take a pass of their own"
         if channels is None or channels % _CHANNELS:
             return f"the moments of {channels} channels would take a pass of their own"
+        if match.attrs["winograd"] and fits_winograd(match):
+            return "the moments of Winograd's algorithm would take a pass of their own"
         return _STOCK_CONV.check(match)
 
     def fuse(self, match, training):
@@ -129,8 +132,7 @@ class ConvMoments(Rule):
             *(_listed(operands.get("bias")), [], []),
             num_moments=1,
             name=f"{match.outputs['x'].op.name}_moments",
-            constant_filters=attrs["constant_filters"],
-            **{name: attrs[name] for name in (*_WINDOW, "data_format")},
+            **{name: attrs[name] for name in (*_WINDOW, *_OURS, "data_format")},
             activation="none",
         )
         normalized = emit(

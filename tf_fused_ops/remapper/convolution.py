@@ -56,6 +56,9 @@ class Conv2DBiasAct(ContractionBiasAct):
         grouped = shapes["input"][_channel_axis(attrs)] != channels
         return fits and not grouped and attrs["bias_op"] not in SUMS
 
+    def attributes(self, match):
+        return super().attributes(match) | {"winograd": match.attrs["winograd"]}
+
     def check(self, match):
         channels = match.operands["input"].shape[_channel_axis(match.attrs)]
         filters = match.operands["filters"].shape
@@ -65,6 +68,12 @@ class Conv2DBiasAct(ContractionBiasAct):
                 f"{filters[-2]} in the filters"
             )
         return super().check(match)
+
+
+def fits_winograd(match):
+    """Returns whether Winograd's algorithm can compute a matched convolution."""
+    steps = {*match.attrs["strides"], *match.attrs["dilations"]}
+    return match.operands["filters"].shape[:2] == (3, 3) and steps == {1}
 
 
 def _channel_axis(attrs):
@@ -77,6 +86,19 @@ class Conv2DAct(Conv2DBiasAct):
     family = "conv2d"
     operands: ClassVar = {"input": (4,), "filters": (4,)}
     differentiable = ("input", "filters")
+
+
+class WinogradConv2D(Conv2DAct):
+    """conv2d(input, filters), which is left to stock where Winograd's algorithm does not fit."""
+
+    family = "winograd_conv2d"
+    gradient_ops: ClassVar = {}
+    backward_alone = False
+
+    def check(self, match):
+        if not fits_winograd(match):
+            return "Winograd's algorithm is for 3x3 filters of stride and dilation 1"
+        return super().check(match)
 
 
 class PadConv2DBiasAct(Conv2DBiasAct):

@@ -29,6 +29,9 @@ class RemapOptions:
     Attributes:
         disable: Names of rules that are switched off; shell wildcards are allowed ("conv2d_*").
         rules: Rules of one's own, instances of `Rule`, that are tried beside those of the table.
+        winograd: Whether convolutions may be computed by Winograd's algorithm, in less time and
+            with larger rounding errors; see `tf_fused_ops.conv2d_bias_act`. Those without bias and
+            activation, too.
 
     Raises:
         TypeError: One of `rules` is not a `Rule`.
@@ -36,16 +39,23 @@ class RemapOptions:
 
     disable: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
+    winograd: bool = False
 
     def __post_init__(self):
         # Part of the key under which traces are kept, so a list will not do.
         object.__setattr__(self, "disable", tuple(self.disable))
         object.__setattr__(self, "rules", tuple(self.rules))
+        object.__setattr__(self, "winograd", bool(self.winograd))
         for rule in self.rules:
             if not isinstance(rule, Rule):
                 raise TypeError(
                     f"rules must be instances of tf_fused_ops.remapper.Rule; got {rule}"
                 )
+
+    @property
+    def added_rules(self):
+        """The rules that are tried beside those of the table."""
+        return (*self.rules, *([rules.WINOGRAD] if self.winograd else []))
 
     def allows(self, name):
         """Returns whether a rule is switched on."""
@@ -93,7 +103,7 @@ class _Rewriter:
         self.report = Report(name)
         self._options = options
         self._make_view = make_view
-        self._gradient_ops = rules.by_gradient_op(options.rules)
+        self._gradient_ops = rules.by_gradient_op(options.added_rules)
         self._groups = {}
         self._refused = {}
 
@@ -114,7 +124,7 @@ class _Rewriter:
             hiding.hide(self.graph, self.view.leftovers())
 
     def _anchors(self, last):
-        return rules.by_anchor(self._options.rules, last).keys()
+        return rules.by_anchor(self._options.added_rules, last).keys()
 
     def _sweep(self, last=False):
         """Tries every anchor once; returns whether anything was replaced."""
@@ -189,6 +199,7 @@ class _Rewriter:
     def _replace(self, candidate):
         """Emits the fused ops and redirects the users of what they replace."""
         rule, match = candidate.rule, candidate.match
+        match = dataclasses.replace(match, attrs={"winograd": self._options.winograd} | match.attrs)
         wanted = [candidate.wanted(backward) for backward in candidate.backward]
         messages = _messages(candidate, wanted)
         self.view.remove(candidate.nodes)

@@ -72,6 +72,8 @@ def _table():
 
 
 RULES = tuple(_table())
+# Of the table where Winograd's algorithm is allowed.
+WINOGRAD = convolution.WinogradConv2D()
 
 
 @functools.lru_cache(maxsize=16)

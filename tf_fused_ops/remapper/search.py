@@ -54,7 +54,7 @@ def usable_rules(view, op_type, dtype, options, last=False):
     """
     if not dtype.is_floating:
         return ()
-    groups = rules.by_anchor(options.rules, last)[op_type]
+    groups = rules.by_anchor(options.added_rules, last)[op_type]
 
     def branches(found):
         for rule in found:
