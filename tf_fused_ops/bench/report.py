@@ -6,9 +6,9 @@ import statistics
 from tf_fused_ops._version import __version__
 from tf_fused_ops.bench import costs, machine, memory, table
 from tf_fused_ops.bench.cases import MODES
-from tf_fused_ops.bench.workers import PEERS
+from tf_fused_ops.bench.workers import OURS, PEERS, WINOGRAD
 
-OURS, STOCK = "ours", "stock"
+STOCK = "stock"
 # The share of its median over which a time's rounds may spread before that is said.
 UNSTEADY = 0.2
 MODE_TITLES = {"forward": "forward", "step": "training step"}
@@ -62,7 +62,7 @@ def _case(roofs, name, case, mode, timings):
     work = costs.work(case, mode)
     limit = 1e3 * work.limit_seconds(roofs)
     peers = {peer: _peer(timing) for peer, timing in timings.items()}
-    others = {peer: values["ms"] for peer, values in peers.items() if peer != OURS}
+    others = {peer: values["ms"] for peer, values in peers.items() if peer not in (OURS, WINOGRAD)}
     others = {peer: ms for peer, ms in others.items() if ms is not None}
     best = min(others, key=others.get, default=None)
     ours = peers.get(OURS, {}).get("ms")

@@ -15,6 +15,7 @@ from tf_fused_ops.bench.cases import (
     RuleCase,
 )
 from tf_fused_ops.bench.stacks import POOL
+from tf_fused_ops.bench.workers import OURS, WINOGRAD
 
 _ACTIVATIONS = {
     "none": tf.identity,
@@ -59,11 +60,12 @@ class Programs:
     """One TensorFlow peer.
 
     Args:
-        peer: "stock", "xla" or "ours".
+        peer: "stock", "xla", "ours" or "winograd".
     """
 
     def __init__(self, peer):
         self._peer = peer
+        self._is_ours = peer in (OURS, WINOGRAD)
 
     def load(self, case, mode):
         """Traces a case.
@@ -90,7 +92,7 @@ class Programs:
             step = training_step(forward)
             function, arguments = self.decorate(_keeping(step) if alone else step), inputs
         self._check(function.get_concrete_function(*arguments), whole=not alone)
-        if self._peer == "ours":
+        if self._is_ours:
             fired = function.remap_reports[-1].counts()
             if case.rule() not in fired or len(fired) > 1 + alone + joins:
                 raise NotWhatItClaims(f"fused by {', '.join(fired)}, not {case.rule()}")
@@ -126,10 +128,11 @@ class Programs:
 
     def decorate(self, function):
         """The function under the peer's decorator."""
-        if self._peer == "ours":
-            import tf_fused_ops
+        if self._is_ours:
+            from tf_fused_ops import RemapOptions
+            from tf_fused_ops import function as fused
 
-            return tf_fused_ops.function(function)
+            return fused(function, remap=RemapOptions(winograd=self._peer == WINOGRAD))
         return tf.function(function, jit_compile=self._peer == "xla", autograph=False)
 
     def _load_model(self, case, mode):
@@ -148,10 +151,10 @@ class Programs:
         compiled = concrete.function_def.attr["_XlaMustCompile"].b
         if compiled != (self._peer == "xla"):
             raise NotWhatItClaims("compiled by XLA" if compiled else "not compiled by XLA")
-        if fused != (self._peer == "ours"):
+        if fused != self._is_ours:
             raise NotWhatItClaims("fused" if fused else "nothing was fused")
         left = sorted(set(operations) & set(_REPLACED))
-        if self._peer == "ours" and whole and left:
+        if self._is_ours and whole and left:
             raise NotWhatItClaims(f"not fused: {', '.join(left)}")
 
 

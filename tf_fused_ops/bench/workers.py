@@ -16,7 +16,10 @@ PEERS = {
     "torch": "PyTorch",
     "torch_compile": "torch.compile",
     "ours": "tf_fused_ops",
+    "winograd": "Winograd",
 }
+# The package itself; the second where that is asked for.
+OURS, WINOGRAD = "ours", "winograd"
 
 _THREADS = (
     "TF_NUM_INTRAOP_THREADS",

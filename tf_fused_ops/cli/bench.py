@@ -17,7 +17,7 @@ from tf_fused_ops.bench import (
     stacks,
     table,
 )
-from tf_fused_ops.bench.workers import PEERS, installed
+from tf_fused_ops.bench.workers import OURS, PEERS, WINOGRAD, installed
 from tf_fused_ops.cli.errors import UsageError
 
 _EXAMPLES = """\
@@ -27,6 +27,7 @@ examples:
   python -m tf_fused_ops bench --cases contraction --json times.json --picture roofline.svg
   python -m tf_fused_ops bench --cases resnet50 --peers stock,xla,ours
   python -m tf_fused_ops bench --cases rules --peers stock,ours
+  python -m tf_fused_ops bench --cases "conv3x3*" --peers stock,torch,ours,winograd
   python -m tf_fused_ops bench --memory
   python -m tf_fused_ops bench --scaling --cases contraction --peers stock,ours
 """
@@ -60,7 +61,8 @@ def add_parser(subparsers):
     parser.add_argument(
         "--peers",
         metavar="NAMES",
-        help=f"with commas between them, of {', '.join(PEERS)} (default: all that are installed)",
+        help=f"with commas between them, of {', '.join(PEERS)} "
+        f"(default: all that are installed but {WINOGRAD}: the package with Winograd's algorithm)",
     )
     parser.add_argument("--quick", action="store_true", help="measure for a shorter time")
     kind = parser.add_mutually_exclusive_group()
@@ -105,7 +107,7 @@ def run(args):
         from tf_fused_ops.bench import roofline
 
         roofline.draw(collected, args.picture)
-    failed = any("error" in result["peers"].get(report.OURS, {}) for result in collected[key])
+    failed = any("error" in result["peers"].get(OURS, {}) for result in collected[key])
     return 1 if failed else 0
 
 
@@ -168,7 +170,7 @@ def _peers(args):
         for peer in PEERS:
             if not installed(peer):
                 print(f"{PEERS[peer]} is left out: PyTorch is not installed", file=sys.stderr)
-        return [peer for peer in PEERS if installed(peer)]
+        return [peer for peer in PEERS if installed(peer) and peer != WINOGRAD]
     names = [name.strip() for name in args.peers.split(",")]
     for name in names:
         if name not in PEERS:
