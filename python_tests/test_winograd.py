@@ -17,7 +17,8 @@ from tf_fused_ops._library import ops
 
 TOLERANCE = {name: WINOGRAD_FACTOR * tolerance for name, tolerance in DIRECT.items()}
 # batch, in_size, in_c, out_c, pads (top, left, bottom, right): few and many tiles, parts of tiles
-# at the edges, vectors and panels, several groups of panels, filters that are transformed late.
+# at the edges, vectors and panels, several groups of panels, filters that are transformed late,
+# filter gradients of several slices of the tiles, and of several bands in one.
 CASES = [
     (4, (17, 18), 20, 33, (1, 1, 1, 1)),
     (2, (30, 9), 64, 70, (1, 1, 1, 1)),
@@ -26,6 +27,8 @@ CASES = [
     (2, (21, 21), 200, 168, (1, 1, 1, 1)),
     (40, (5, 7), 64, 48, (0, 1, 1, 0)),
     (2, (100, 4), 64, 64, (1, 1, 1, 1)),
+    (3, (60, 61), 16, 24, (1, 1, 1, 1)),
+    (1, (48, 47), 256, 264, (1, 1, 1, 1)),
 ]
 ACTIVATIONS = ("relu", "gelu_tanh")
 
@@ -40,17 +43,23 @@ def close(actual, expected, tolerance):
     assert error <= tolerance * max(1, np.abs(expected).max()), error
 
 
+def gradients(case, winograd=True, saved=None, **options):
+    """The gradients of input, filters and bias; that of a side input would be the direct way's."""
+    operands = case.shape(), case.dy, case.input, case.filters, saved
+    options |= {"winograd": winograd, "side_input_gradient": False}
+    return _core.conv_gradient(*operands, **options)[:3]
+
+
 def runs(case):
-    """Whether (forward, input gradient) take other sums than the direct ones."""
-    operands = case.input, case.filters
-    y, dx = (
+    """Whether y and the gradients of input and filters take other sums than the direct ones."""
+    direct, found = (
         [
-            _core.conv_forward(case.shape(), *operands, winograd=winograd)[0],
-            _core.conv_gradient(case.shape(), case.dy, *operands, winograd=winograd)[0],
+            _core.conv_forward(case.shape(), case.input, case.filters, winograd=winograd)[0],
+            *gradients(case, winograd)[:2],
         ]
         for winograd in (False, True)
     )
-    return tuple(not np.array_equal(a, b) for a, b in zip(y, dx, strict=True))
+    return tuple(not np.array_equal(a, b) for a, b in zip(direct, found, strict=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -58,8 +67,8 @@ def runs(case):
 def test_matches_float64(parameters, dtype, core_isa):
     case = core_case(parameters, dtype)
     # Pairs of bfloat16 have an instruction of their own.
-    assert runs(case) == (not (core_isa == "avx512_bf16" and dtype == "bfloat16"),) * 2
-    z, gradients = case.reference()
+    assert runs(case) == (not (core_isa == "avx512_bf16" and dtype == "bfloat16"),) * 3
+    z, expected_gradients = case.reference()
     bias, side, factors = (v.astype(np.float64) for v in (case.bias, case.side, case.scale))
     expected = z * factors + bias + side
     for pack_first, save in itertools.product([False, True], repeat=2):
@@ -74,8 +83,10 @@ def test_matches_float64(parameters, dtype, core_isa):
         if save:
             close(pre, expected, TOLERANCE[dtype])
         close(y, np.maximum(expected, 0), TOLERANCE[dtype])
-    actual = _core.conv_gradient(case.shape(), case.dy, case.input, case.filters, winograd=True)
-    for a, e in zip(actual, gradients, strict=True):
+    with_side = _core.conv_gradient(case.shape(), case.dy, case.input, case.filters, winograd=True)
+    for a, e in zip(with_side, expected_gradients, strict=True):
+        close(a, e, TOLERANCE[dtype])
+    for a, e in zip(gradients(case), expected_gradients[:3], strict=True):
         close(a, e, TOLERANCE[dtype])
 
 
@@ -94,12 +105,13 @@ def test_layouts_agree(parameters, core_isa):
         )
         other, _ = _core.conv_forward(shape, x, filters, case.bias, side, **options)
         close(np.moveaxis(other, 1, -1), y.astype(np.float64), TOLERANCE["float32"])
-        dx, *_ = _core.conv_gradient(
-            case.shape(), case.dy, case.input, case.filters, pre, **options
-        )
+        dx, dw, db = gradients(case, saved=pre, activation=activation)
         saved = np.moveaxis(pre, -1, 1).copy()
-        other, *_ = _core.conv_gradient(shape, dy, x, filters, saved, **options)
-        close(np.moveaxis(other, 1, -1), dx.astype(np.float64), TOLERANCE["float32"])
+        options |= {"side_input_gradient": False}
+        others = _core.conv_gradient(shape, dy, x, filters, saved, **options)
+        close(np.moveaxis(others[0], 1, -1), dx.astype(np.float64), TOLERANCE["float32"])
+        close(others[1].swapaxes(2, 3), dw.astype(np.float64), TOLERANCE["float32"])
+        close(others[2], db.astype(np.float64), TOLERANCE["float32"])
 
 
 @pytest.mark.parametrize("parameters", CASES, ids=str)
@@ -107,10 +119,10 @@ def test_threads_do_not_change_a_bit(parameters, core_isa):
     case = core_case(parameters)
 
     def results(num_threads):
-        options = {"activation": "gelu_tanh", "num_threads": num_threads, "winograd": True}
-        y, pre = _core.conv_forward(case.shape(), case.input, case.filters, case.bias, **options)
-        operands = case.shape(), case.dy, case.input, case.filters, pre
-        return y, pre, *_core.conv_gradient(*operands, **options)
+        options = {"activation": "gelu_tanh", "num_threads": num_threads}
+        operands = case.shape(), case.input, case.filters, case.bias
+        y, pre = _core.conv_forward(*operands, winograd=True, **options)
+        return y, pre, *gradients(case, saved=pre, **options)
 
     first = results(1)
     for num_threads in (2, 5):
@@ -136,7 +148,7 @@ def test_threads_do_not_change_a_bit(parameters, core_isa):
     ids=str,
 )
 def test_others_are_computed_as_without_it(parameters, window, core_isa):
-    assert runs(core_case(parameters, **window)) == (False, False)
+    assert runs(core_case(parameters, **window)) == (False,) * 3
 
 
 @pytest.mark.parametrize("in_c", [1, 16, 100, 700])
@@ -144,11 +156,14 @@ def test_scratch_is_bounded(in_c, core_isa):
     """As docs/winograd.md states."""
     case = core_case((2, (40, 41), in_c, 200, (1, 1, 1, 1)))
     direct, winograd = (
-        _core.conv_scratch_bytes(case.shape(), threads, winograd)[0]
-        for threads, winograd in ((2, False), (2, True))
+        _core.conv_scratch_bytes(case.shape(), 2, winograd) for winograd in (False, True)
     )
-    mib = 1 << 20
-    assert winograd <= direct + 4 * mib + 2 * (13 * mib + 10240 * in_c)
+    mib, out_c = 1 << 20, case.sizes["out_c"]
+    forward = 13 * mib + 10240 * in_c
+    assert winograd[0] <= direct[0] + 4 * mib + 2 * forward
+    # Input and filter gradient come one after the other, and hold their memory to the end.
+    backward = 13 * mib + 10240 * out_c + 17 * mib + 19456 * in_c
+    assert winograd[1] <= direct[1] + (4 + 16) * mib + 2 * backward
 
 
 # What TensorFlow runs.

@@ -75,7 +75,7 @@ struct ConvGradientArgs {
   void* filters_gradient;
   void* bias_gradient;
   void* side_input_gradient;
-  bool winograd = false;  // for the input's
+  bool winograd = false;  // whether Winograd's algorithm may be used
 };
 
 // False when scratch memory ran out.

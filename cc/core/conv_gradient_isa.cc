@@ -2,6 +2,7 @@
 #include "cc/core/filter_gradient.h"
 #include "cc/core/storage.h"
 #include "cc/core/winograd.h"
+#include "cc/core/winograd_filter_gradient.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -134,7 +135,7 @@ bool InputGradientInPhases(const InputGradientOperands<T>& g,
                               0,
                               {g.x_map.batch, g.x_map.h * s.stride_h,
                                g.x_map.w * s.stride_w, g.x_map.c}}};
-      if (!(g.winograd && WinogradPays(c)
+      if (!(g.winograd && WinogradPays(c.x, s.in_c)
                 ? CorrelateByWinograd(c, parallel, scratch)
                 : Correlate(c, parallel, scratch))) {
         return false;
@@ -176,7 +177,13 @@ bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
       g.x_map = x_map;
       wants_input = false;
     }
-    if (!ComputeFilterGradient(g, parallel, scratch)) return false;
+    const bool by_winograd = args.winograd && g.filters_gradient != nullptr &&
+                             g.side_input_gradient == nullptr &&
+                             WinogradPays(g.x, s.out_c);
+    if (!(by_winograd ? FilterGradientByWinograd(g, parallel, scratch)
+                      : ComputeFilterGradient(g, parallel, scratch))) {
+      return false;
+    }
   }
   if (!wants_input) return true;
   const FilterMap map = FilterMapOf(s);

@@ -50,6 +50,21 @@ void ScatterPanel(const Accumulator<T>* rows, std::int64_t row_pitch,
   }
 }
 
+// Writes the first n <= lanes columns of a filter's row, which lie `stride`
+// apart.
+template <class T>
+TFO_INLINE void StoreColumns(T* to, Vec<Accumulator<T>> v, int n,
+                             std::int64_t stride) {
+  using A = Accumulator<T>;
+  if (stride != 1) {
+    for (int l = 0; l < n; ++l) StoreOne(to + l * stride, static_cast<A>(v[l]));
+  } else if (n == kLanes<A>) {
+    StoreAs(to, v);
+  } else {
+    StoreAsPartial(to, v, n);
+  }
+}
+
 // Adds the slices of one row of sums, [slices, panels, rows, columns of the
 // panel], and writes it.
 template <class T>
@@ -64,15 +79,8 @@ void ReduceRow(const Accumulator<T>* sums, const FilterGradientPlan& p,
     Vec<A> sum = Load(from);
     for (std::int64_t s = 1; s < p.slices; ++s)
       sum += Load(from + s * p.panels * panel_size);
-    const int n = static_cast<int>(Min(lanes, columns - j));
-    if (stride != 1) {
-      for (int l = 0; l < n; ++l)
-        StoreOne(to + (j + l) * stride, static_cast<A>(sum[l]));
-    } else if (n == lanes) {
-      StoreAs(to + j, sum);
-    } else {
-      StoreAsPartial(to + j, sum, n);
-    }
+    StoreColumns(to + j * stride, sum,
+                 static_cast<int>(Min(lanes, columns - j)), stride);
   }
 }
 

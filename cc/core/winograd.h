@@ -4,75 +4,22 @@
 #ifndef TFO_CC_CORE_WINOGRAD_H_
 #define TFO_CC_CORE_WINOGRAD_H_
 
-#include <type_traits>
-
 #include "cc/core/correlate.h"
-#include "cc/core/winograd_transforms.h"
+#include "cc/core/winograd_tiles.h"
 
 namespace tfo::TFO_ISA {
 namespace {
 
-// The tiles of a band as points: the more there are, the less often filters are
-// read, or transformed. Of many channels, that matters more than to stay in a
-// cache.
-constexpr std::int64_t kWinogradTiles = 112;
-constexpr std::int64_t kWinogradBytes = 1 << 20, kWinogradMostBytes = 8 << 20;
 // Filters that are larger than this as points are transformed when a band meets
 // them, and not kept for the next (measured with 512 channels: 0.4 of the
 // time).
 constexpr std::int64_t kWinogradFilterBytes = 4 << 20;
-// Panels of a task, which transforms its tiles anew, and those that meet a tile
-// in turn.
-constexpr std::int64_t kWinogradPanels = 4, kWinogradPanelsTogether = 2;
+// Panels that meet a tile in turn.
+constexpr std::int64_t kWinogradPanelsTogether = 2;
 // Tiles whose output rows are written together.
 constexpr std::int64_t kWinogradRun = 8;
 // Rows of filters that are transformed at a time.
 constexpr std::int64_t kWinogradFilterRows = 64;
-
-// Pairs of bfloat16 stay with their own instruction.
-template <class T>
-constexpr bool kHasWinograd = std::is_same_v<Operand<T>, Accumulator<T>>;
-
-// Whether it computes what a correlation does, in less time. The costs are
-// those of a vector of outputs, in multiply-adds: what is not a product was
-// measured with AVX-512 and AVX2, 3 to 512 channels and 1 to 392 tiles.
-template <class T>
-bool WinogradPays(const Correlation<T>& c) {
-  using A = Accumulator<T>;
-  constexpr std::int64_t kTaps = kWinogradTaps * kWinogradTaps;
-  constexpr std::int64_t kInputCost = 400, kOutputCost = 640, kFilterCost = 720;
-  const TapList& taps = c.x.taps;
-  if (!kHasWinograd<T> || c.block != nullptr || c.x.stride_h != 1 ||
-      c.x.stride_w != 1 || taps.count != kTaps ||
-      taps.max_h - taps.min_h != kWinogradTaps - 1 ||
-      taps.max_w - taps.min_w != kWinogradTaps - 1) {
-    return false;
-  }
-  const auto whole_vectors = [](std::int64_t n) {
-    return static_cast<double>(CeilDiv(n, kLanes<A>) * kLanes<A>);
-  };
-  const double images = static_cast<double>(c.x.batch);
-  const double pixels = images * static_cast<double>(c.x.grid_h * c.x.grid_w);
-  const double tiles =
-      images * static_cast<double>(CeilDiv(c.x.grid_h, kWinogradOutputs) *
-                                   CeilDiv(c.x.grid_w, kWinogradOutputs));
-  const double columns = whole_vectors(c.out_channels);
-  const double product = static_cast<double>(c.x.channels) * columns;
-  return tiles * (kWinogradPoints * product +
-                  kInputCost * whole_vectors(c.x.channels) +
-                  kOutputCost * columns) +
-             kFilterCost * product <
-         pixels * kTaps * product;
-}
-
-// The distance between neighbouring points, of at least `size` numbers: an odd
-// number of cache lines, so that all points of a vector fall into different
-// sets of the first-level cache.
-template <class A>
-constexpr std::int64_t PointPitch(std::int64_t size) {
-  constexpr std::int64_t kLine = 64 / sizeof(A);
-  return ((size + kLine - 1) / kLine | 1) * kLine;
-}
 
 // A panel of filters as points: [points, channels, columns].
 template <class A>
@@ -149,8 +96,7 @@ bool TransformFilters(const Correlation<T>& c, Accumulator<T>* to,
 // How the work is cut; a function of the shape alone.
 template <class A>
 struct WinogradPlan {
-  std::int64_t down, across;  // tiles of an image
-  std::int64_t tiles;         // of all images
+  WinogradGrid grid;
   std::int64_t band, num_bands;
   std::int64_t panels, panels_per_task, panels_together;
   bool late;  // filters are transformed when they are needed
@@ -184,21 +130,15 @@ WinogradPlan<Accumulator<T>> PlanWinograd(const Correlation<T>& c) {
   using A = Accumulator<T>;
   constexpr std::int64_t kSize = sizeof(A);
   WinogradPlan<A> p;
-  p.down = CeilDiv(c.x.grid_h, kWinogradOutputs);
-  p.across = CeilDiv(c.x.grid_w, kWinogradOutputs);
-  p.tiles = c.x.batch * p.down * p.across;
+  p.grid = WinogradGrid::Of(c.x.batch, c.x.grid_h, c.x.grid_w);
   p.panels = NumPanels<A>(c.out_channels);
   p.filters = FilterPoints<A>::Of(c.x.channels);
-  p.tile_pitch = PixelPitch<A>(CeilDiv(c.x.channels, kLanes<A>) * kLanes<A>);
-  const std::int64_t tile_bytes = kWinogradPoints * p.tile_pitch * kSize;
-  const std::int64_t least =
-      Max(Min(kWinogradTiles, kWinogradMostBytes / tile_bytes), kTileRows);
-  const std::int64_t most = Max(kWinogradBytes / tile_bytes, least);
-  const std::int64_t work =
-      p.tiles * kWinogradPoints * c.x.channels * p.panels * kTileColumns<A>;
+  p.tile_pitch = TilePitch<A>(c.x.channels);
+  const std::int64_t work = p.grid.count * kWinogradPoints * c.x.channels *
+                            p.panels * kTileColumns<A>;
   const std::int64_t wanted = Max(Min(work / kTaskWork, kWantedTasks), 1);
-  p.band = EvenPart(p.tiles, Max(Min(most, CeilDiv(p.tiles, wanted)), least));
-  p.num_bands = CeilDiv(p.tiles, p.band);
+  p.band = p.grid.Band(kWinogradPoints * p.tile_pitch * kSize, wanted);
+  p.num_bands = CeilDiv(p.grid.count, p.band);
   p.panels_per_task =
       Min(Max(CeilDiv(p.panels, CeilDiv(wanted, p.num_bands)), kWinogradPanels),
           p.panels);
@@ -238,7 +178,7 @@ class WinogradCorrelation {
     auto task = [&](std::int64_t index, int worker) {
       const std::int64_t first = index / p_.PanelGroups() * p_.band;
       const std::int64_t panel = index % p_.PanelGroups() * p_.panels_per_task;
-      RunTask({first, Min(p_.tiles, first + p_.band)},
+      RunTask({first, Min(p_.grid.count, first + p_.band)},
               {panel, Min(p_.panels, panel + p_.panels_per_task)},
               own + worker * p_.WorkerSize());
     };
@@ -249,17 +189,14 @@ class WinogradCorrelation {
   }
 
  private:
-  struct Place {
-    std::int64_t n, i, j;  // the image, the tile's first pixel of the grid
-  };
-
   void RunTask(const Range& band, const Range& panels, A* own) const {
     A* const tiles = own + p_.PatchSize();
     A* const products = tiles + p_.TilesSize();
     A* const pixels = products + p_.ProductsSize();
     A* const packed = pixels + p_.PixelsSize();
     A* const late = packed + kWinogradPackedSize<A>;
-    TransformTiles(band, own, tiles);
+    TransformTiles(x_, p_.grid, band, p_.tile_pitch, p_.tile_points_pitch, own,
+                   tiles);
     for (std::int64_t i = panels.begin; i < panels.end;
          i += p_.panels_together) {
       const Range some{i, Min(panels.end, i + p_.panels_together)};
@@ -273,38 +210,6 @@ class WinogradCorrelation {
       Write(band, some, products, pixels);
     }
     if (epilogue_.stream) FlushStores();
-  }
-
-  Place PlaceOf(std::int64_t tile) const {
-    const std::int64_t in_image = tile % (p_.down * p_.across);
-    return {tile / (p_.down * p_.across), in_image / p_.across * kSide,
-            in_image % p_.across * kSide};
-  }
-
-  void TransformTiles(const Range& band, A* patch, A* to) const {
-    const bool as_is = std::is_same_v<T, A> && x_.map.c == 1 &&
-                       x_.source.saved == nullptr &&
-                       x_.channels % kLanes<A> == 0;
-    for (std::int64_t t = band.begin; t < band.end; ++t, to += p_.tile_pitch) {
-      const Place at = PlaceOf(t);
-      const std::int64_t h = at.i + x_.taps.min_h, w = at.j + x_.taps.min_w;
-      const A* from = patch;
-      std::int64_t row = kWinogradInputs * p_.tile_pitch,
-                   column = p_.tile_pitch;
-      if (as_is && h >= 0 && w >= 0 && h + kWinogradInputs <= x_.height &&
-          w + kWinogradInputs <= x_.width) {
-        from = reinterpret_cast<const A*>(x_.source.data +
-                                          x_.map.Offset(at.n, h, w));
-        row = x_.map.h;
-        column = x_.map.w;
-      } else {
-        Gather(x_.source, x_.map, at.n, x_.height, x_.width,
-               {h, w, 0, kWinogradInputs, kWinogradInputs, x_.channels}, patch,
-               column, row);
-      }
-      for (std::int64_t k = 0; k < x_.channels; k += kLanes<A>)
-        TransformInput(from + k, row, column, to + k, p_.tile_points_pitch);
-    }
   }
 
   // The columns that there are of some panels.
@@ -354,8 +259,8 @@ class WinogradCorrelation {
   void Write(const Range& band, const Range& panels, const A* products,
              A* pixels) const {
     for (std::int64_t t = band.begin, run; t < band.end; t += run) {
-      const Place at = PlaceOf(t);
-      run = Min(Min(band.end - t, p_.across - at.j / kSide), kWinogradRun);
+      const WinogradGrid::Place at = p_.grid.At(t);
+      run = Min(Min(band.end - t, p_.grid.across - at.j / kSide), kWinogradRun);
       const std::int64_t rows = Min(x_.grid_h - at.i, kSide),
                          width = Min(x_.grid_w - at.j, run * kSide);
       for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {

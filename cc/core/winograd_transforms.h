@@ -72,74 +72,109 @@ struct WinogradAxis {
     y[2] = kA2 * even_a + kB2 * even_b;
     y[3] = kA3 * odd_a + kB3 * odd_b + m[5];
   }
+
+  // A, the transpose of Output.
+  template <class A>
+  static TFO_INLINE void OutputGradient(const Vec<A> (&dy)[kWinogradOutputs],
+                                        Vec<A> (&m)[kWinogradInputs]) {
+    constexpr A kA = a, kB = b, kA2 = a2, kB2 = b2, kA3 = a * a2, kB3 = b * b2;
+    const Vec<A> even_a = dy[0] + kA2 * dy[2], odd_a = kA * dy[1] + kA3 * dy[3];
+    const Vec<A> even_b = dy[0] + kB2 * dy[2], odd_b = kB * dy[1] + kB3 * dy[3];
+    m[0] = dy[0];
+    m[1] = even_a + odd_a;
+    m[2] = even_a - odd_a;
+    m[3] = even_b + odd_b;
+    m[4] = even_b - odd_b;
+    m[5] = dy[3];
+  }
+
+  // G^T, the transpose of Filter.
+  template <class A>
+  static TFO_INLINE void FilterGradient(const Vec<A> (&u)[kWinogradInputs],
+                                        Vec<A> (&dg)[kWinogradTaps]) {
+    constexpr A kAtZero = 1 / (a2 * b2), kAtA = 1 / (2 * a2 * (a2 - b2)),
+                kAtB = 1 / (2 * b2 * (b2 - a2));
+    constexpr A kOddA = kAtA * a, kEvenA = kAtA * a2, kOddB = kAtB * b,
+                kEvenB = kAtB * b2;
+    const Vec<A> even_a = u[1] + u[2], odd_a = u[1] - u[2];
+    const Vec<A> even_b = u[3] + u[4], odd_b = u[3] - u[4];
+    dg[0] = kAtZero * u[0] + kAtA * even_a + kAtB * even_b;
+    dg[1] = kOddA * odd_a + kOddB * odd_b;
+    dg[2] = kEvenA * even_a + kEvenB * even_b + u[5];
+  }
 };
 
-// The 6 x 6 vectors of an input tile, whose rows and columns lie so far apart,
-// into 36 points.
+// The gradient of the filter is that of the input tile with 4 x 4 taps, but for
+// the transforms, which are those above the other way:
+//
+//   dg = G^T [(B^T d B) * (A dy A^T)] G
+
+// Applies the transform of an axis to both axes of a square of vectors, whose
+// rows and columns lie so far apart.
+template <class A, int kIn, int kOut>
+TFO_INLINE void TransformSquare(void (*along_axis)(const Vec<A> (&)[kIn],
+                                                   Vec<A> (&)[kOut]),
+                                const A* from, std::int64_t row,
+                                std::int64_t column, A* to, std::int64_t to_row,
+                                std::int64_t to_column) {
+  Vec<A> half[kOut][kIn], in[kIn], out[kOut];
+#pragma GCC unroll 6
+  for (int j = 0; j < kIn; ++j) {
+#pragma GCC unroll 6
+    for (int i = 0; i < kIn; ++i) in[i] = Load(from + i * row + j * column);
+    along_axis(in, out);
+#pragma GCC unroll 6
+    for (int i = 0; i < kOut; ++i) half[i][j] = out[i];
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < kOut; ++i) {
+    along_axis(half[i], out);
+#pragma GCC unroll 6
+    for (int j = 0; j < kOut; ++j)
+      Store(to + i * to_row + j * to_column, out[j]);
+  }
+}
+
+// 6 x 6 inputs into as many points, which lie `point` apart.
 template <class A>
 TFO_INLINE void TransformInput(const A* from, std::int64_t row,
                                std::int64_t column, A* to, std::int64_t point) {
-  constexpr int n = kWinogradInputs;
-  Vec<A> half[n][n], in[n], out[n];
-#pragma GCC unroll 6
-  for (int j = 0; j < n; ++j) {
-#pragma GCC unroll 6
-    for (int i = 0; i < n; ++i) in[i] = Load(from + i * row + j * column);
-    WinogradAxis::Input<A>(in, out);
-#pragma GCC unroll 6
-    for (int i = 0; i < n; ++i) half[i][j] = out[i];
-  }
-#pragma GCC unroll 6
-  for (int i = 0; i < n; ++i) {
-    WinogradAxis::Input<A>(half[i], out);
-#pragma GCC unroll 6
-    for (int j = 0; j < n; ++j) Store(to + (i * n + j) * point, out[j]);
-  }
+  TransformSquare<A>(&WinogradAxis::Input<A>, from, row, column, to,
+                     kWinogradInputs * point, point);
 }
 
-// The vectors of nine taps into 36 points.
+// Nine taps, which lie `tap` apart, into points.
 template <class A>
 TFO_INLINE void TransformFilter(const A* from, std::int64_t tap, A* to,
                                 std::int64_t point) {
-  constexpr int n = kWinogradInputs, r = kWinogradTaps;
-  Vec<A> half[n][r], in[r], out[n];
-#pragma GCC unroll 3
-  for (int j = 0; j < r; ++j) {
-#pragma GCC unroll 3
-    for (int i = 0; i < r; ++i) in[i] = Load(from + (i * r + j) * tap);
-    WinogradAxis::Filter<A>(in, out);
-#pragma GCC unroll 6
-    for (int i = 0; i < n; ++i) half[i][j] = out[i];
-  }
-#pragma GCC unroll 6
-  for (int i = 0; i < n; ++i) {
-    WinogradAxis::Filter<A>(half[i], out);
-#pragma GCC unroll 6
-    for (int j = 0; j < n; ++j) Store(to + (i * n + j) * point, out[j]);
-  }
+  TransformSquare<A>(&WinogradAxis::Filter<A>, from, kWinogradTaps * tap, tap,
+                     to, kWinogradInputs * point, point);
 }
 
-// 36 points into the vectors of 4 x 4 outputs, whose rows and columns lie so
-// far apart.
+// Points into 4 x 4 outputs.
 template <class A>
 TFO_INLINE void TransformOutput(const A* from, std::int64_t point, A* to,
                                 std::int64_t row, std::int64_t column) {
-  constexpr int n = kWinogradInputs, m = kWinogradOutputs;
-  Vec<A> half[m][n], in[n], out[m];
-#pragma GCC unroll 6
-  for (int j = 0; j < n; ++j) {
-#pragma GCC unroll 6
-    for (int i = 0; i < n; ++i) in[i] = Load(from + (i * n + j) * point);
-    WinogradAxis::Output<A>(in, out);
-#pragma GCC unroll 4
-    for (int i = 0; i < m; ++i) half[i][j] = out[i];
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < m; ++i) {
-    WinogradAxis::Output<A>(half[i], out);
-#pragma GCC unroll 4
-    for (int j = 0; j < m; ++j) Store(to + i * row + j * column, out[j]);
-  }
+  TransformSquare<A>(&WinogradAxis::Output<A>, from, kWinogradInputs * point,
+                     point, to, row, column);
+}
+
+// The gradient of 4 x 4 outputs into points.
+template <class A>
+TFO_INLINE void TransformOutputGradient(const A* from, std::int64_t row,
+                                        std::int64_t column, A* to,
+                                        std::int64_t point) {
+  TransformSquare<A>(&WinogradAxis::OutputGradient<A>, from, row, column, to,
+                     kWinogradInputs * point, point);
+}
+
+// Points into the gradient of nine taps.
+template <class A>
+TFO_INLINE void TransformFilterGradient(const A* from, std::int64_t point,
+                                        A* to, std::int64_t tap) {
+  TransformSquare<A>(&WinogradAxis::FilterGradient<A>, from,
+                     kWinogradInputs * point, point, to, kWinogradTaps * tap,
+                     tap);
 }
 
 }  // namespace

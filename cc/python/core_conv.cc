@@ -117,7 +117,8 @@ py::tuple ForwardMoments(const ConvShape& shape, const py::array& input,
 py::tuple Gradient(const ConvShape& shape, const py::array& dy,
                    const py::array& input, const py::array& filters,
                    const OptionalArray& saved, const std::string& activation,
-                   double alpha, bool winograd, int num_threads) {
+                   double alpha, bool winograd, bool side_input_gradient,
+                   int num_threads) {
   const py::dtype dtype = input.dtype();
   Require("dy", dy, dtype, OutputShape(shape));
   Require("input", input, dtype, InputShape(shape));
@@ -126,7 +127,9 @@ py::tuple Gradient(const ConvShape& shape, const py::array& dy,
     throw py::value_error("saved is needed for activation " + activation);
   }
   py::array dx(dtype, InputShape(shape)), dw(dtype, FilterShape(shape)),
-      db(dtype, Shape{shape.out_c}), dz(dtype, OutputShape(shape));
+      db(dtype, Shape{shape.out_c});
+  OptionalArray dz;
+  if (side_input_gradient) dz = py::array(dtype, OutputShape(shape));
   const ConvGradientArgs args{
       DTypeOf("input", input),
       shape,
@@ -139,7 +142,7 @@ py::tuple Gradient(const ConvShape& shape, const py::array& dy,
       dx.mutable_data(),
       dw.mutable_data(),
       db.mutable_data(),
-      dz.mutable_data(),
+      dz.has_value() ? dz->mutable_data() : nullptr,
       winograd};
   RunGradient(args, num_threads);
   return py::make_tuple(dx, dw, db, dz);
@@ -180,11 +183,14 @@ void BindConv(py::module_& m) {
         "elements, their mean and the sum of squared deviations from it.",
         "shape"_a, "input"_a, "filters"_a, "bias"_a = py::none(), py::kw_only(),
         "activation"_a = "none", "num_threads"_a = 1);
-  m.def("conv_gradient", &Gradient,
-        "Returns the gradients (input, filters, bias, side_input).", "shape"_a,
-        "dy"_a, "input"_a, "filters"_a, "saved"_a = py::none(), py::kw_only(),
-        "activation"_a = "none", "alpha"_a = 0.2, "winograd"_a = false,
-        "num_threads"_a = 1);
+  m.def(
+      "conv_gradient", &Gradient,
+      "Returns the gradients (input, filters, bias, side_input), None for the "
+      "last if it is not wanted.",
+      "shape"_a, "dy"_a, "input"_a, "filters"_a, "saved"_a = py::none(),
+      py::kw_only(), "activation"_a = "none", "alpha"_a = 0.2,
+      "winograd"_a = false, "side_input_gradient"_a = true,
+      "num_threads"_a = 1);
   m.def("conv_scratch_bytes", &ScratchBytes,
         "Returns the bytes of scratch memory that a float32 convolution takes, "
         "(forward, gradients of input, filters and bias).",

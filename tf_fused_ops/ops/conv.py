@@ -85,10 +85,11 @@ def conv2d_bias_act(
         alpha: leaky_relu's slope below zero.
         scale: [out_channels], of x's dtype, or None: a factor per channel, such as that of batch
             normalization in inference.
-        winograd: Whether a convolution of 3x3 filters with stride 1, and its gradient by x, may be
-            computed by Winograd's algorithm F(4x4, 3x3): a quarter of the multiplications. Its
-            rounding errors are larger, see `docs/winograd.md`; in float16 and bfloat16 those of
-            the result hide them. Only on the CPU, and only where it takes less time.
+        winograd: Whether a convolution of 3x3 filters with stride 1, and its gradients by x and
+            filters, may be computed by Winograd's algorithm F(4x4, 3x3): a quarter of the
+            multiplications. Its rounding errors are larger, see `docs/winograd.md`; in float16 and
+            bfloat16 those of the result hide them. Only on the CPU, and only where it takes less
+            time.
         name: A name for the operation.
 
     Returns:
