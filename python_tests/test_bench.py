@@ -101,6 +101,8 @@ def test_torch_computes_the_same(tmp_path):
         ("stock", "ours", "fused"),
         ("stock", "xla", "compiled by XLA"),
         ("xla", "stock", "not compiled by XLA"),
+        ("winograd", "ours", "Winograd's algorithm is not allowed"),
+        ("ours", "winograd", "Winograd's algorithm is allowed"),
     ],
 )
 def test_peer_must_run_what_it_claims(peer, really, message, monkeypatch):
@@ -271,6 +273,11 @@ def test_doubt_is_told():
     values = report.collect(settings, ROOFS, [("conv3x3_64", case, "step", timings)])
     (line,) = [line for line in report.lines(values) if "differs" in line]
     assert line.startswith("TF, conv") and line.endswith("timed all the same")
+
+
+def test_the_package_is_no_peer_of_itself():
+    (case,) = collected(stock=3.0, ours=2.0, winograd=1.0)["cases"]
+    assert (case["best_peer"], case["ratio_to_best"]) == ("stock", 1.5)
 
 
 def test_summary_takes_rounds_for_its_spread():

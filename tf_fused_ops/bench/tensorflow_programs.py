@@ -31,6 +31,7 @@ _KEPT = ("Conv2D", "MatMul", "BatchMatMulV2", "Einsum", "Erfc")
 # So small that rounding is not amplified from step to step.
 _RATE = 1e-6
 _NAMESPACE = "TfFusedOps>"
+_CONVOLUTION = f"{_NAMESPACE}Conv2DBiasAct"
 # What a fused op replaces; any of them left in a graph means that it was not fused.
 _REPLACED = (
     "Conv2D",
@@ -153,6 +154,10 @@ class Programs:
             raise NotWhatItClaims("compiled by XLA" if compiled else "not compiled by XLA")
         if fused != self._is_ours:
             raise NotWhatItClaims("fused" if fused else "nothing was fused")
+        convolutions = (op for op in graph.get_operations() if op.type.startswith(_CONVOLUTION))
+        allowed = {op.get_attr("winograd") for op in convolutions}
+        if allowed - {self._peer == WINOGRAD}:
+            raise NotWhatItClaims(f"Winograd's algorithm is{' not' * (False in allowed)} allowed")
         left = sorted(set(operations) & set(_REPLACED))
         if self._is_ours and whole and left:
             raise NotWhatItClaims(f"not fused: {', '.join(left)}")
