@@ -16,8 +16,6 @@ namespace {
 constexpr std::int64_t kWinogradFilterBytes = 4 << 20;
 // Panels that meet a tile in turn.
 constexpr std::int64_t kWinogradPanelsTogether = 2;
-// Tiles whose output rows are written together.
-constexpr std::int64_t kWinogradRun = 8;
 // Rows of filters that are transformed at a time.
 constexpr std::int64_t kWinogradFilterRows = 64;
 
@@ -106,9 +104,11 @@ struct WinogradPlan {
   std::int64_t product_pitch, product_points_pitch;
 
   std::int64_t PanelGroups() const { return CeilDiv(panels, panels_per_task); }
-  // A worker's memory: an input tile that cannot be read as it lies; tiles as
+  // A worker's memory: input tiles that cannot be read as they lie; tiles as
   // points; their products with some panels; output tiles; filters.
-  std::int64_t PatchSize() const { return kWinogradPoints * tile_pitch; }
+  std::int64_t PatchSize() const {
+    return RunSize(kWinogradInputs, tile_pitch);
+  }
   std::int64_t TilesSize() const { return kWinogradPoints * tile_points_pitch; }
   std::int64_t ProductsSize() const {
     return kWinogradPoints * product_points_pitch;
@@ -260,7 +260,7 @@ class WinogradCorrelation {
              A* pixels) const {
     for (std::int64_t t = band.begin, run; t < band.end; t += run) {
       const WinogradGrid::Place at = p_.grid.At(t);
-      run = Min(Min(band.end - t, p_.grid.across - at.j / kSide), kWinogradRun);
+      run = p_.grid.Run(t, band.end);
       const std::int64_t rows = Min(x_.grid_h - at.i, kSide),
                          width = Min(x_.grid_w - at.j, run * kSide);
       for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {

@@ -32,10 +32,11 @@ struct WinogradFilterGradientPlan {
   // A panel's sums: its points and, of the bias, its columns.
   std::int64_t PointsSize() const { return kWinogradPoints * sums_pitch; }
   std::int64_t SumsSize() const { return PointsSize() + kColumns; }
-  // A worker's memory: a tile that cannot be read as it lies, tiles of x and of
+  // A worker's memory: tiles that cannot be read as they lie, tiles of x and of
   // dz as points; the sums, where there is one slice.
   std::int64_t PatchSize() const {
-    return kWinogradPoints * Max(x_pitch, panels_per_task * kColumns);
+    return Max(RunSize(kWinogradInputs, x_pitch),
+               RunSize(kWinogradOutputs, panels_per_task * kColumns));
   }
   std::int64_t XSize() const { return kWinogradPoints * x_points_pitch; }
   std::int64_t TilesSize() const {
@@ -147,22 +148,19 @@ class WinogradFilterGradient {
   // bias's sums.
   void TransformGradient(const Range& band, const Range& panels, A* memory,
                          A* to, A* sums) const {
-    constexpr std::int64_t kSide = kWinogradOutputs;
+    constexpr int kSide = kWinogradOutputs;
     const std::int64_t columns = Columns(panels);
-    for (std::int64_t t = band.begin; t < band.end; ++t, to += kColumns) {
-      const WinogradGrid::Place at = p_.grid.At(t);
-      const Patch<A> patch =
-          PatchAt(g_.dz, g_.dz_map, at.n, x_.grid_h, x_.grid_w,
-                  {at.i, at.j, panels.begin * kColumns, kSide, kSide, columns},
-                  memory, p_.panels_per_task * kColumns);
+    const TileReader<T> reader(g_.dz, g_.dz_map, x_.grid_h, x_.grid_w,
+                               panels.begin * kColumns, columns, kSide);
+    const auto transform = [&](std::int64_t t, const Patch<A>& patch) {
       for (std::int64_t k = 0; k < columns; k += kLanes<A>) {
+        const std::int64_t panel = k / kColumns, column = k % kColumns;
         const A* const from = patch.data + k;
-        TransformOutputGradient(
-            from, patch.row, patch.column,
-            to + k / kColumns * p_.DzPanelSize() + k % kColumns,
-            p_.dz_points_pitch);
-        A* const bias = sums + k / kColumns * p_.SumsSize() + p_.PointsSize() +
-                        k % kColumns;
+        TransformOutputGradient(from, patch.row, patch.column,
+                                to + panel * p_.DzPanelSize() +
+                                    (t - band.begin) * kColumns + column,
+                                p_.dz_points_pitch);
+        A* const bias = sums + panel * p_.SumsSize() + p_.PointsSize() + column;
         Vec<A> sum = Load(bias);
         for (std::int64_t i = 0; i < kSide; ++i) {
           for (std::int64_t j = 0; j < kSide; ++j)
@@ -170,7 +168,9 @@ class WinogradFilterGradient {
         }
         Store(bias, sum);
       }
-    }
+    };
+    reader.ForEach(p_.grid, band, 0, 0, memory, p_.panels_per_task * kColumns,
+                   transform);
   }
 
   // Rows of a register tile are channels of x, its depth are tiles.

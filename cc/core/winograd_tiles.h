@@ -18,6 +18,9 @@ constexpr std::int64_t kWinogradBytes = 1 << 20, kWinogradMostBytes = 8 << 20;
 // Panels of a task, which transforms its tiles anew.
 constexpr std::int64_t kWinogradPanels = 4;
 
+// Tiles beside each other that are gathered, or written, together.
+constexpr std::int64_t kWinogradRun = 8;
+
 // Pairs of bfloat16 stay with their own instruction.
 template <class T>
 constexpr bool kHasWinograd = std::is_same_v<Operand<T>, Accumulator<T>>;
@@ -76,6 +79,11 @@ struct WinogradGrid {
             in_image % across * kWinogradOutputs};
   }
 
+  // The tiles from one on that lie beside each other, at most kWinogradRun.
+  TFO_INLINE std::int64_t Run(std::int64_t tile, std::int64_t end) const {
+    return Min(Min(end - tile, across - tile % across), kWinogradRun);
+  }
+
   // The tiles of a band where each takes so many bytes as points.
   TFO_INLINE std::int64_t Band(std::int64_t tile_bytes,
                                std::int64_t wanted_bands) const {
@@ -95,54 +103,96 @@ constexpr std::int64_t PointPitch(std::int64_t size) {
   return ((size + kLine - 1) / kLine | 1) * kLine;
 }
 
-// A box of pixels in whole vectors.
+// Pixels in whole vectors.
 template <class A>
 struct Patch {
   const A* data;
   std::int64_t row, column;  // from one to the next
 };
 
-// A box of image n where it lies if that has its numbers, and gathered
-// otherwise, `pitch` from column to column.
+// Reads tiles, with the pixels around them, of some channels of an image.
 template <class T>
-TFO_INLINE Patch<Accumulator<T>> PatchAt(const Source<T>& source,
-                                         const AddressMap& map, std::int64_t n,
-                                         std::int64_t height,
-                                         std::int64_t width, const Box& box,
-                                         Accumulator<T>* memory,
-                                         std::int64_t pitch) {
+class TileReader {
+ public:
   using A = Accumulator<T>;
-  if constexpr (std::is_same_v<T, A>) {
-    if (map.c == 1 && source.saved == nullptr &&
-        box.channels % kLanes<A> == 0 && box.h >= 0 && box.w >= 0 &&
-        box.h + box.rows <= height && box.w + box.columns <= width) {
-      return {source.data + map.Offset(n, box.h, box.w) + box.c, map.h, map.w};
+
+  // Tiles of side x side pixels.
+  TFO_INLINE TileReader(const Source<T>& source, const AddressMap& map,
+                        std::int64_t height, std::int64_t width,
+                        std::int64_t first_channel, std::int64_t channels,
+                        int side)
+      : source_(source),
+        map_(map),
+        height_(height),
+        width_(width),
+        first_channel_(first_channel),
+        channels_(channels),
+        side_(side),
+        in_place_(std::is_same_v<T, A> && map.c == 1 &&
+                  source.saved == nullptr && channels % kLanes<A> == 0) {}
+
+  // Calls body(t, patch) for the tiles of a band, whose first pixels lie so far
+  // from the places of the grid. Those that do not lie in memory as they are
+  // wanted are gathered, together with their neighbours in a row of the image,
+  // into `memory` for kWinogradRun of them with `pitch` from column to column.
+  template <class Body>
+  TFO_INLINE void ForEach(const WinogradGrid& grid, const Range& band,
+                          std::int64_t reach_h, std::int64_t reach_w, A* memory,
+                          std::int64_t pitch, const Body& body) const {
+    for (std::int64_t t = band.begin, run; t < band.end; t += run) {
+      const WinogradGrid::Place at = grid.At(t);
+      const std::int64_t h = at.i + reach_h, w = at.j + reach_w;
+      run = 1;
+      if constexpr (std::is_same_v<T, A>) {
+        if (in_place_ && h >= 0 && w >= 0 && h + side_ <= height_ &&
+            w + side_ <= width_) {
+          body(t,
+               Patch<A>{source_.data + map_.Offset(at.n, h, w) + first_channel_,
+                        map_.h, map_.w});
+          continue;
+        }
+      }
+      if (!in_place_) run = grid.Run(t, band.end);
+      const std::int64_t columns = (run - 1) * kWinogradOutputs + side_;
+      Gather(source_, map_, at.n, height_, width_,
+             {h, w, first_channel_, side_, columns, channels_}, memory, pitch,
+             columns * pitch);
+      for (std::int64_t i = 0; i < run; ++i)
+        body(t + i, Patch<A>{memory + i * kWinogradOutputs * pitch,
+                             columns * pitch, pitch});
     }
   }
-  const std::int64_t row = box.columns * pitch;
-  Gather(source, map, n, height, width, box, memory, pitch, row);
-  return {memory, row, pitch};
+
+ private:
+  const Source<T>& source_;
+  const AddressMap& map_;
+  const std::int64_t height_, width_, first_channel_, channels_;
+  const int side_;
+  const bool in_place_;
+};
+
+// The size of what is gathered for tiles of side x side pixels.
+TFO_INLINE std::int64_t RunSize(int side, std::int64_t pitch) {
+  return side * ((kWinogradRun - 1) * kWinogradOutputs + side) * pitch;
 }
 
 // Transforms the input tiles of a band, each point `points_pitch` from the one
-// before. `memory` has room for one tile.
+// before. `memory` is of RunSize.
 template <class T>
 void TransformTiles(const Windows<T>& x, const WinogradGrid& grid,
                     const Range& band, std::int64_t tile_pitch,
                     std::int64_t points_pitch, Accumulator<T>* memory,
                     Accumulator<T>* to) {
   using A = Accumulator<T>;
-  for (std::int64_t t = band.begin; t < band.end; ++t, to += tile_pitch) {
-    const WinogradGrid::Place at = grid.At(t);
-    const Patch<A> patch =
-        PatchAt(x.source, x.map, at.n, x.height, x.width,
-                {at.i + x.taps.min_h, at.j + x.taps.min_w, 0, kWinogradInputs,
-                 kWinogradInputs, x.channels},
-                memory, tile_pitch);
-    for (std::int64_t k = 0; k < x.channels; k += kLanes<A>)
-      TransformInput(patch.data + k, patch.row, patch.column, to + k,
-                     points_pitch);
-  }
+  const TileReader<T> reader(x.source, x.map, x.height, x.width, 0, x.channels,
+                             kWinogradInputs);
+  reader.ForEach(grid, band, x.taps.min_h, x.taps.min_w, memory, tile_pitch,
+                 [&](std::int64_t t, const Patch<A>& patch) {
+                   A* const points = to + (t - band.begin) * tile_pitch;
+                   for (std::int64_t k = 0; k < x.channels; k += kLanes<A>)
+                     TransformInput(patch.data + k, patch.row, patch.column,
+                                    points + k, points_pitch);
+                 });
 }
 
 // From a tile to the next: whole vectors of channels.
