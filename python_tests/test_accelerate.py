@@ -325,3 +325,16 @@ fusions = [f for report in model.train_step.remap_reports for f in report.fused]
 print(sum(f.gradients for f in fusions))
 """
     assert run_python(program) == "4\n"
+
+
+@pytest.mark.parametrize("make", [functional, OwnStep])
+def test_steps_in_a_function_of_ones_own(make):
+    """Which autograph converts, and all that it calls."""
+    model = make()
+    model.compile("sgd", "mse")
+    model(data()[0])
+    tfo.accelerate(model)
+    step = tf.function(model.train_step)
+    logs = step(tuple(map(tf.constant, data())))
+    assert all(np.isfinite(float(value)) for value in logs.values())
+    assert fused(model, "train_step") == (2, 2)

@@ -3,6 +3,7 @@
 import functools
 import warnings
 
+import tensorflow as tf
 from tensorflow.python.framework import func_graph, ops
 
 from tf_fused_ops.remapper import RemapOptions, tracing
@@ -107,6 +108,7 @@ def _restore(model, name):
         vars(model)[name] = function.tfo_replaced
 
 
+@tf.autograph.experimental.do_not_convert
 def _announce(title, reports, verbose):
     """Says what was fused, if asked to, and warns where nothing could be."""
     skipped = {report.skipped for report in reports if report.skipped}

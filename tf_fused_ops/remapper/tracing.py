@@ -67,6 +67,7 @@ def mark_decorated(python_func):
     python_func._tfo_decorated = True
 
 
+@tf.autograph.experimental.do_not_convert
 def finish(outputs, session):
     """Rewrites the graph that is being traced.
 
