@@ -30,11 +30,12 @@ struct FilterPoints {
   }
 };
 
-// Transforms a panel of a correlation's filters. `packed` is a worker's memory
-// of kWinogradPackedSize.
+// What a panel needs while it is transformed.
 template <class A>
 constexpr std::int64_t kWinogradPackedSize =
     kWinogradTaps * kWinogradTaps * kWinogradFilterRows * kTileColumns<A>;
+
+// Transforms a panel of a correlation's filters.
 template <class T>
 void TransformPanel(const Correlation<T>& c, std::int64_t panel,
                     Accumulator<T>* packed, Accumulator<T>* to) {
@@ -200,13 +201,10 @@ class WinogradCorrelation {
     for (std::int64_t i = panels.begin; i < panels.end;
          i += p_.panels_together) {
       const Range some{i, Min(panels.end, i + p_.panels_together)};
-      const A* filters = filters_ + i * p_.filters.size;
-      if (p_.late) {
-        for (std::int64_t k = some.begin; k < some.end; ++k)
-          TransformPanel(c_, k, packed, late + (k - i) * p_.filters.size);
-        filters = late;
-      }
-      Multiply(band.end - band.begin, some, tiles, filters, products);
+      for (std::int64_t k = i; p_.late && k < some.end; ++k)
+        TransformPanel(c_, k, packed, late + (k - i) * p_.filters.size);
+      Multiply(band.end - band.begin, some, tiles,
+               p_.late ? late : filters_ + i * p_.filters.size, products);
       Write(band, some, products, pixels);
     }
     if (epilogue_.stream) FlushStores();
