@@ -92,7 +92,7 @@ bool TransformFilters(const Correlation<T>& c, Accumulator<T>* to,
   return true;
 }
 
-// How the work is cut; a function of the shape alone.
+// How the work is cut.
 template <class A>
 struct WinogradPlan {
   WinogradGrid grid;
@@ -127,7 +127,8 @@ struct WinogradPlan {
 };
 
 template <class T>
-WinogradPlan<Accumulator<T>> PlanWinograd(const Correlation<T>& c) {
+WinogradPlan<Accumulator<T>> PlanWinograd(const Correlation<T>& c,
+                                          int num_workers) {
   using A = Accumulator<T>;
   constexpr std::int64_t kSize = sizeof(A);
   WinogradPlan<A> p;
@@ -141,8 +142,7 @@ WinogradPlan<Accumulator<T>> PlanWinograd(const Correlation<T>& c) {
   p.band = p.grid.Band(kWinogradPoints * p.tile_pitch * kSize, wanted);
   p.num_bands = CeilDiv(p.grid.count, p.band);
   p.panels_per_task =
-      Min(Max(CeilDiv(p.panels, CeilDiv(wanted, p.num_bands)), kWinogradPanels),
-          p.panels);
+      CeilDiv(p.panels, PanelGroups(p.num_bands, p.panels, 1, num_workers));
   p.panels_together = Min(kWinogradPanelsTogether, p.panels_per_task);
   p.late = c.packed == nullptr &&
            p.panels * p.filters.size * kSize > kWinogradFilterBytes;
@@ -159,8 +159,11 @@ class WinogradCorrelation {
   static constexpr std::int64_t kColumns = kTileColumns<A>;
   static constexpr std::int64_t kSide = kWinogradOutputs;
 
-  explicit WinogradCorrelation(const Correlation<T>& c)
-      : c_(c), x_(c.x), p_(PlanWinograd(c)), epilogue_(c.epilogue) {
+  WinogradCorrelation(const Correlation<T>& c, int num_workers)
+      : c_(c),
+        x_(c.x),
+        p_(PlanWinograd(c, num_workers)),
+        epilogue_(c.epilogue) {
     epilogue_.stream = epilogue_.ShouldStream(x_.batch * x_.grid_h * x_.grid_w *
                                               c.out_channels);
   }
@@ -292,7 +295,8 @@ template <class T>
 bool CorrelateByWinograd(const Correlation<T>& c, const Parallel& parallel,
                          const Scratch& scratch) {
   if constexpr (kHasWinograd<T>) {
-    return WinogradCorrelation<T>(c).Run(parallel, scratch);
+    return WinogradCorrelation<T>(c, parallel.num_workers)
+        .Run(parallel, scratch);
   } else {
     return Correlate(c, parallel, scratch);
   }

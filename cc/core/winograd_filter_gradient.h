@@ -11,10 +11,13 @@
 namespace tfo::TFO_ISA {
 namespace {
 
-// The sums of several slices, together.
+// Panels that a task sums up at most.
+constexpr std::int64_t kWinogradPanels = 4;
+// Parts of the tiles that are summed up by themselves, and their sums together.
+constexpr std::int64_t kWinogradSlices = 16;
 constexpr std::int64_t kWinogradSumsBytes = 16 << 20;
 
-// How the work is cut; a function of the shape alone. Slices of the tiles have
+// How the work is cut. Slices of the tiles, a function of the shape alone, have
 // sums of their own, tasks some panels of a slice's.
 template <class A>
 struct WinogradFilterGradientPlan {
@@ -53,23 +56,22 @@ struct WinogradFilterGradientPlan {
 
 template <class T>
 WinogradFilterGradientPlan<Accumulator<T>> PlanWinogradFilterGradient(
-    const FilterGradient<T>& g) {
+    const FilterGradient<T>& g, int num_workers) {
   using A = Accumulator<T>;
   constexpr std::int64_t kColumns = kTileColumns<A>, kSize = sizeof(A);
   WinogradFilterGradientPlan<A> p;
   p.grid = WinogradGrid::Of(g.x.batch, g.x.grid_h, g.x.grid_w);
   p.panels = NumPanels<A>(g.shape.out_c);
-  p.panels_per_task = Min(kWinogradPanels, p.panels);
   p.x_pitch = TilePitch<A>(g.x.channels);
   p.sums_pitch = PointPitch<A>(g.x.channels * kColumns);
-  const std::int64_t work =
-      p.grid.count * kWinogradPoints * g.x.channels * p.panels * kColumns;
-  const std::int64_t wanted = Max(Min(work / kTaskWork, kWantedTasks), 1);
-  p.band = p.grid.Band(kWinogradPoints * p.x_pitch * kSize, wanted);
+  p.band = p.grid.Band(kWinogradPoints * p.x_pitch * kSize, kWinogradSlices);
   p.num_bands = CeilDiv(p.grid.count, p.band);
   const std::int64_t most =
       Max(kWinogradSumsBytes / (p.panels * p.SumsSize() * kSize), 1);
-  p.slices = Min(Min(most, p.num_bands), CeilDiv(wanted, p.Groups()));
+  p.slices = Min(Min(most, p.num_bands), kWinogradSlices);
+  p.panels_per_task = CeilDiv(
+      p.panels, PanelGroups(p.slices, p.panels,
+                            CeilDiv(p.panels, kWinogradPanels), num_workers));
   p.x_points_pitch = PointPitch<A>(p.band * p.x_pitch);
   p.dz_points_pitch = PointPitch<A>(p.band * kColumns);
   return p;
@@ -81,8 +83,8 @@ class WinogradFilterGradient {
   using A = Accumulator<T>;
   static constexpr std::int64_t kColumns = kTileColumns<A>;
 
-  explicit WinogradFilterGradient(const FilterGradient<T>& g)
-      : g_(g), x_(g.x), p_(PlanWinogradFilterGradient(g)) {}
+  WinogradFilterGradient(const FilterGradient<T>& g, int num_workers)
+      : g_(g), x_(g.x), p_(PlanWinogradFilterGradient(g, num_workers)) {}
 
   // False when scratch memory ran out.
   bool Run(const Parallel& parallel, const Scratch& scratch) {
@@ -236,7 +238,8 @@ bool FilterGradientByWinograd(const FilterGradient<T>& g,
                               const Parallel& parallel,
                               const Scratch& scratch) {
   if constexpr (kHasWinograd<T>) {
-    return WinogradFilterGradient<T>(g).Run(parallel, scratch);
+    return WinogradFilterGradient<T>(g, parallel.num_workers)
+        .Run(parallel, scratch);
   } else {
     return ComputeFilterGradient(g, parallel, scratch);
   }

@@ -15,9 +15,6 @@ namespace {
 // cache.
 constexpr std::int64_t kWinogradTiles = 112;
 constexpr std::int64_t kWinogradBytes = 1 << 20, kWinogradMostBytes = 8 << 20;
-// Panels of a task, which transforms its tiles anew.
-constexpr std::int64_t kWinogradPanels = 4;
-
 // Tiles beside each other that are gathered, or written, together.
 constexpr std::int64_t kWinogradRun = 8;
 
@@ -193,6 +190,19 @@ void TransformTiles(const Windows<T>& x, const WinogradGrid& grid,
                      TransformInput(patch.data + k, patch.row, patch.column,
                                     points + k, points_pitch);
                  });
+}
+
+// Into how many groups panels are cut, at least `least`, so that parts of the
+// tiles times groups are tasks that keep all workers busy. A task transforms
+// its tiles anew, so not into more; results do not depend on it.
+TFO_INLINE std::int64_t PanelGroups(std::int64_t parts, std::int64_t panels,
+                                    std::int64_t least, int num_workers) {
+  std::int64_t groups = least;
+  while (groups < panels && parts * groups < 3 * num_workers &&
+         parts * groups % num_workers != 0) {
+    ++groups;
+  }
+  return groups;
 }
 
 // From a tile to the next: whole vectors of channels.
