@@ -17,7 +17,8 @@ class Match:
         nodes: The matched ops, inputs first.
         operands: Operand name -> tensor.
         outputs: Output name -> tensor.
-        attrs: Name -> value of captured attributes, of parameters and of what the variant says.
+        attrs: Name -> value of captured attributes, of parameters and of what the variant says;
+            when ops are emitted, also `winograd`, as the options have it.
     """
 
     nodes: tuple
