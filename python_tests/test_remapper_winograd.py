@@ -1,6 +1,7 @@
 """Winograd's algorithm, where it is allowed: by the decorator, for Keras models, in SavedModels."""
 
 import keras
+import numpy as np
 import tensorflow as tf
 from remapping import gradient_count, reasons, rule_counts, values
 from tolerances import WINOGRAD_FACTOR, assert_close
@@ -144,3 +145,34 @@ def test_convert_allows_it(tmp_path):
         (found,) = loaded(x).values()
         assert_close("y", found, expected, "float32", units=16 * WINOGRAD_FACTOR)
         assert convolutions(loaded) == [("TfFusedOps>Conv2DBiasAct", True)] * (path == paths[1])
+
+
+def test_training_follows_the_same_curve():
+    images, _ = values((32, 24, 24, 16), (1,))
+    labels = tf.argmax(tf.reduce_mean(images, [1, 2])[:, :4], axis=1)
+    layer = keras.layers
+
+    def train(accelerated):
+        keras.utils.set_random_seed(5)
+        model = keras.Sequential(
+            [
+                keras.Input((24, 24, 16)),
+                layer.Conv2D(32, 3, padding="same", activation="relu"),
+                layer.Conv2D(32, 3, padding="same", activation="relu"),
+                layer.GlobalAveragePooling2D(),
+                layer.Dense(4),
+            ]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss)
+        if accelerated:
+            tfo.accelerate(model, remap=ALLOWED)
+        history = model.fit(images, labels, batch_size=16, epochs=4, shuffle=False, verbose=0)
+        return model, history.history["loss"]
+
+    (model, found), (_, expected) = train(True), train(False)
+    report = model.train_step.remap_reports[-1]
+    assert report.counts() == {"conv2d_bias_relu": 2, "matmul_bias": 1}
+    assert all(fusion.gradients for fusion in report.fused)
+    assert expected[-1] < expected[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
