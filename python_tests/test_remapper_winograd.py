@@ -8,7 +8,7 @@ from tolerances import WINOGRAD_FACTOR, assert_close
 
 import tf_fused_ops as tfo
 from tf_fused_ops.__main__ import main
-from tf_fused_ops.remapper import RemapOptions
+from tf_fused_ops.remapper import RemapOptions, kernels
 
 OPERANDS = [(2, 28, 27, 32), (3, 3, 32, 40), (40,)]
 ALLOWED = RemapOptions(winograd=True)
@@ -73,6 +73,19 @@ def test_a_convolution_alone_is_fused_where_it_fits():
     named = tfo.function(code, remap=RemapOptions(winograd=True, disable=["winograd_*"]))
     named(x, w)
     assert rule_counts(named) == {}
+
+
+def test_a_convolution_alone_on_another_device_is_left(monkeypatch):
+    monkeypatch.setattr(kernels, "has_kernel", lambda *_: True)
+
+    def code(x, w):
+        with tf.device("/GPU:0"):
+            return tf.nn.conv2d(x, w, 1, "SAME")
+
+    x, w, _ = values(*OPERANDS)
+    fused = tfo.function(code, remap=ALLOWED)
+    fused.get_concrete_function(x, w)
+    assert reasons(fused) == {"winograd_conv2d": "Winograd's algorithm is for the CPU"}
 
 
 def test_batch_norm_in_training_computes_its_own_moments():

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from tf_fused_ops.remapper import kernels
 from tf_fused_ops.remapper.contraction import SUMS, AddAct, ContractionBiasAct
 
 
@@ -96,6 +97,8 @@ class WinogradConv2D(Conv2DAct):
     backward_alone = False
 
     def check(self, match):
+        if kernels.device_type(match.node(self.anchor).device) != "CPU":
+            return "Winograd's algorithm is for the CPU"
         if not fits_winograd(match):
             return "Winograd's algorithm is for 3x3 filters of stride and dilation 1"
         return super().check(match)
