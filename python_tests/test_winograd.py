@@ -137,6 +137,10 @@ def test_threads_do_not_change_a_bit(parameters, core_isa):
         ((2, (30, 29), 64, 70, (1, 1, 1, 1)), {"dilations": (2, 2)}),
         ((2, (30, 29), 64, 70, (2, 2, 2, 2)), {"kernel": (5, 5)}),
         ((2, (30, 29), 64, 70, (0, 1, 0, 1)), {"kernel": (1, 3)}),
+        # Nine taps of a larger filter: in a phase of its input gradient, or that meet the image.
+        ((2, (40, 40), 64, 64, (2, 2, 2, 2)), {"kernel": (5, 5), "strides": (2, 2)}),
+        ((2, (3, 3), 32, 64, (0, 0, 50, 50)), {"kernel": (5, 5)}),
+        ((2, (3, 40), 64, 64, (0, 1, 50, 1)), {"kernel": (5, 3)}),
         # Taps that meet no pixel; tiles, channels and pixels that are too few for it to pay.
         ((60, (1, 30), 64, 64, (1, 1, 1, 1)), {}),
         ((1, (7, 7), 256, 256, (1, 1, 1, 1)), {}),
@@ -159,10 +163,10 @@ def test_scratch_is_bounded(in_c, core_isa):
         _core.conv_scratch_bytes(case.shape(), 2, winograd) for winograd in (False, True)
     )
     mib, out_c = 1 << 20, case.sizes["out_c"]
-    forward = 13 * mib + 10240 * in_c
+    forward = 13 * mib + 12288 * in_c
     assert winograd[0] <= direct[0] + 4 * mib + 2 * forward
     # Input and filter gradient come one after the other, and hold their memory to the end.
-    backward = 13 * mib + 10240 * out_c + 17 * mib + 19456 * in_c
+    backward = 13 * mib + 12288 * out_c + 17 * mib + 19456 * in_c
     assert winograd[1] <= direct[1] + (4 + 16) * mib + 2 * backward
 
 
@@ -221,11 +225,13 @@ def test_kept_filters_serve_images_of_any_size(isa):
     images = values((4, 24, 24, 64), (1, 4, 4, 64), (1, 1, 1, 64))
     (w,) = values((3, 3, 64, 64))
 
-    def conv(x, constant):
-        options = {"strides": [1] * 4, "padding": "SAME", "activation": "none", "winograd": True}
+    def conv(x, constant, winograd=True):
+        options = {"strides": [1] * 4, "padding": "SAME", "activation": "none"}
         return ops.tf_fused_ops_conv2d_bias_act(
-            x, w, [], [], [], constant_filters=constant, **options
+            x, w, [], [], [], constant_filters=constant, winograd=winograd, **options
         ).y
 
+    ran = [not np.array_equal(conv(x, False), conv(x, False, winograd=False)) for x in images]
+    assert ran == [True, False, False]
     for i in (0, 1, 0, 2, 1, 0, 0):
         assert_close("y", conv(images[i], True), conv(images[i], False), "float32", units=16)

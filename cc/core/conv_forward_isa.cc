@@ -38,7 +38,7 @@ bool PlanForward(const ConvForwardArgs& args, const ConvShape& s,
        static_cast<const T*>(args.scale)}};
   out->few_rows = HasFewRows(s, taps);
   // Panels are of all taps, whatever image they meet.
-  out->order = args.winograd && WinogradPays(out->correlation.x, s.out_c)
+  out->order = args.winograd && WinogradPays(s, out->correlation.x, s.out_c)
                    ? FilterOrder::kWinograd
                : out->few_rows || taps.count < s.kernel_h * s.kernel_w
                    ? FilterOrder::kAsTheyAre

@@ -135,7 +135,7 @@ bool InputGradientInPhases(const InputGradientOperands<T>& g,
                               0,
                               {g.x_map.batch, g.x_map.h * s.stride_h,
                                g.x_map.w * s.stride_w, g.x_map.c}}};
-      if (!(g.winograd && WinogradPays(c.x, s.in_c)
+      if (!(g.winograd && WinogradPays(s, c.x, s.in_c)
                 ? CorrelateByWinograd(c, parallel, scratch)
                 : Correlate(c, parallel, scratch))) {
         return false;
@@ -179,7 +179,7 @@ bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
     }
     const bool by_winograd = args.winograd && g.filters_gradient != nullptr &&
                              g.side_input_gradient == nullptr &&
-                             WinogradPays(g.x, s.out_c);
+                             WinogradPays(s, g.x, s.out_c);
     if (!(by_winograd ? FilterGradientByWinograd(g, parallel, scratch)
                       : ComputeFilterGradient(g, parallel, scratch))) {
       return false;

@@ -61,15 +61,6 @@ TFO_INLINE bool Meets(std::int64_t tap, std::int64_t stride, std::int64_t grid,
   return tap < size && tap + (grid - 1) * stride >= 0;
 }
 
-// All taps of a filter, whatever image it meets.
-TFO_INLINE void AllTaps(const ConvShape& s, TapList* list) {
-  *list = TapList{list->taps};
-  for (std::int64_t r = 0; r < s.kernel_h; ++r) {
-    for (std::int64_t c = 0; c < s.kernel_w; ++c)
-      list->Add({r, c, r * s.kernel_w + c});
-  }
-}
-
 // The forward direction: source is x, the grid is z.
 TFO_INLINE void ForwardTaps(const ConvShape& s, TapList* list) {
   *list = TapList{list->taps};

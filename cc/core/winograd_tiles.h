@@ -22,19 +22,21 @@ constexpr std::int64_t kWinogradRun = 8;
 template <class T>
 constexpr bool kHasWinograd = std::is_same_v<Operand<T>, Accumulator<T>>;
 
-// Whether it computes what a correlation or its filter gradient does, in less
-// time. The costs are those of a vector of outputs, in multiply-adds: what is
-// not a product was measured with AVX-512 and AVX2, 3 to 512 channels and 1 to
-// 392 tiles.
+// Whether it computes a correlation of x, which is convolution `s` or its input
+// gradient, or the filter gradient, in less time. The costs are those of a
+// vector of outputs, in multiply-adds: what is not a product was measured with
+// AVX-512 and AVX2, 3 to 512 channels and 1 to 392 tiles.
 template <class T>
-bool WinogradPays(const Windows<T>& x, std::int64_t out_channels) {
+bool WinogradPays(const ConvShape& s, const Windows<T>& x,
+                  std::int64_t out_channels) {
   using A = Accumulator<T>;
   constexpr std::int64_t kTaps = kWinogradTaps * kWinogradTaps;
   constexpr std::int64_t kInputCost = 400, kOutputCost = 640, kFilterCost = 720;
-  const TapList& taps = x.taps;
-  if (!kHasWinograd<T> || x.stride_h != 1 || x.stride_w != 1 ||
-      taps.count != kTaps || taps.max_h - taps.min_h != kWinogradTaps - 1 ||
-      taps.max_w - taps.min_w != kWinogradTaps - 1) {
+  // Nine taps may also be what a larger filter's stride or padding leaves of
+  // it.
+  if (!kHasWinograd<T> || s.kernel_h != kWinogradTaps ||
+      s.kernel_w != kWinogradTaps || s.stride_h != 1 || s.stride_w != 1 ||
+      s.dilation_h != 1 || s.dilation_w != 1 || x.taps.count != kTaps) {
     return false;
   }
   const auto whole_vectors = [](std::int64_t n) {

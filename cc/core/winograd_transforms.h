@@ -20,94 +20,88 @@ constexpr int kWinogradPoints = kWinogradInputs * kWinogradInputs;
 
 // The points are 0, a, -a, b, -b and infinity. Of those whose squares are exact
 // in few bits, these lose least: a third of the rounding errors of 1 and 2.
-struct WinogradAxis {
+struct WinogradPointsAt {
   static constexpr double a = 0.625, b = 1.5;
   static constexpr double a2 = a * a, b2 = b * b;
+  // One over the product of the distances from the other points.
+  static constexpr double at_zero = 1 / (a2 * b2);
+  static constexpr double at_a = 1 / (2 * a2 * (a2 - b2));
+  static constexpr double at_b = 1 / (2 * b2 * (b2 - a2));
+};
+
+// The transforms along one axis.
+template <class A>
+struct WinogradAxis {
+  using At = WinogradPointsAt;
+  static constexpr A a = At::a, a2 = At::a2, a3 = At::a * At::a2;
+  static constexpr A b = At::b, b2 = At::b2, b3 = At::b * At::b2;
+  static constexpr A sum = At::a2 + At::b2, product = At::a2 * At::b2;
+  static constexpr A zero_0 = At::at_zero;
+  static constexpr A a_0 = At::at_a, a_1 = At::at_a * At::a,
+                     a_2 = At::at_a * At::a2;
+  static constexpr A b_0 = At::at_b, b_1 = At::at_b * At::b,
+                     b_2 = At::at_b * At::b2;
 
   // B^T: the rows are the coefficients of x (x^2 - a^2) (x^2 - b^2), without
   // the factor that is zero at the point.
-  template <class A>
   static TFO_INLINE void Input(const Vec<A> (&d)[kWinogradInputs],
                                Vec<A> (&v)[kWinogradInputs]) {
-    constexpr A kA = a, kB = b, kA2 = a2, kB2 = b2, kSum = a2 + b2,
-                kProduct = a2 * b2;
-    const Vec<A> even_a = d[4] - kB2 * d[2], odd_a = kA * (d[3] - kB2 * d[1]);
-    const Vec<A> even_b = d[4] - kA2 * d[2], odd_b = kB * (d[3] - kA2 * d[1]);
-    v[0] = kProduct * d[0] - kSum * d[2] + d[4];
-    v[1] = even_a + odd_a;
-    v[2] = even_a - odd_a;
-    v[3] = even_b + odd_b;
-    v[4] = even_b - odd_b;
-    v[5] = kProduct * d[1] - kSum * d[3] + d[5];
+    v[0] = product * d[0] - sum * d[2] + d[4];
+    Mirror(d[4] - b2 * d[2], a * (d[3] - b2 * d[1]), v + 1);
+    Mirror(d[4] - a2 * d[2], b * (d[3] - a2 * d[1]), v + 3);
+    v[5] = product * d[1] - sum * d[3] + d[5];
   }
 
-  // G: the filter's value at each point, over the product of the point's
-  // distances from the others.
-  template <class A>
+  // G: the filter's value at each point, over the product of the distances.
   static TFO_INLINE void Filter(const Vec<A> (&g)[kWinogradTaps],
                                 Vec<A> (&u)[kWinogradInputs]) {
-    constexpr A kAtZero = 1 / (a2 * b2), kAtA = 1 / (2 * a2 * (a2 - b2)),
-                kAtB = 1 / (2 * b2 * (b2 - a2));
-    constexpr A kOddA = kAtA * a, kEvenA = kAtA * a2, kOddB = kAtB * b,
-                kEvenB = kAtB * b2;
-    const Vec<A> even_a = kAtA * g[0] + kEvenA * g[2], odd_a = kOddA * g[1];
-    const Vec<A> even_b = kAtB * g[0] + kEvenB * g[2], odd_b = kOddB * g[1];
-    u[0] = kAtZero * g[0];
-    u[1] = even_a + odd_a;
-    u[2] = even_a - odd_a;
-    u[3] = even_b + odd_b;
-    u[4] = even_b - odd_b;
+    u[0] = zero_0 * g[0];
+    Mirror(a_0 * g[0] + a_2 * g[2], a_1 * g[1], u + 1);
+    Mirror(b_0 * g[0] + b_2 * g[2], b_1 * g[1], u + 3);
     u[5] = g[2];
   }
 
   // A^T: output i sums the i-th powers of the points.
-  template <class A>
   static TFO_INLINE void Output(const Vec<A> (&m)[kWinogradInputs],
                                 Vec<A> (&y)[kWinogradOutputs]) {
-    constexpr A kA = a, kB = b, kA2 = a2, kB2 = b2, kA3 = a * a2, kB3 = b * b2;
     const Vec<A> even_a = m[1] + m[2], odd_a = m[1] - m[2];
     const Vec<A> even_b = m[3] + m[4], odd_b = m[3] - m[4];
     y[0] = m[0] + even_a + even_b;
-    y[1] = kA * odd_a + kB * odd_b;
-    y[2] = kA2 * even_a + kB2 * even_b;
-    y[3] = kA3 * odd_a + kB3 * odd_b + m[5];
+    y[1] = a * odd_a + b * odd_b;
+    y[2] = a2 * even_a + b2 * even_b;
+    y[3] = a3 * odd_a + b3 * odd_b + m[5];
   }
 
-  // A, the transpose of Output.
-  template <class A>
+  // The gradient of the filter is made of the same transforms, transposed:
+  //
+  //   dg = G^T [(B^T d B) * (A dy A^T)] G
+  //
+  // A, of the gradient of the outputs.
   static TFO_INLINE void OutputGradient(const Vec<A> (&dy)[kWinogradOutputs],
                                         Vec<A> (&m)[kWinogradInputs]) {
-    constexpr A kA = a, kB = b, kA2 = a2, kB2 = b2, kA3 = a * a2, kB3 = b * b2;
-    const Vec<A> even_a = dy[0] + kA2 * dy[2], odd_a = kA * dy[1] + kA3 * dy[3];
-    const Vec<A> even_b = dy[0] + kB2 * dy[2], odd_b = kB * dy[1] + kB3 * dy[3];
     m[0] = dy[0];
-    m[1] = even_a + odd_a;
-    m[2] = even_a - odd_a;
-    m[3] = even_b + odd_b;
-    m[4] = even_b - odd_b;
+    Mirror(dy[0] + a2 * dy[2], a * dy[1] + a3 * dy[3], m + 1);
+    Mirror(dy[0] + b2 * dy[2], b * dy[1] + b3 * dy[3], m + 3);
     m[5] = dy[3];
   }
 
-  // G^T, the transpose of Filter.
-  template <class A>
+  // G^T.
   static TFO_INLINE void FilterGradient(const Vec<A> (&u)[kWinogradInputs],
                                         Vec<A> (&dg)[kWinogradTaps]) {
-    constexpr A kAtZero = 1 / (a2 * b2), kAtA = 1 / (2 * a2 * (a2 - b2)),
-                kAtB = 1 / (2 * b2 * (b2 - a2));
-    constexpr A kOddA = kAtA * a, kEvenA = kAtA * a2, kOddB = kAtB * b,
-                kEvenB = kAtB * b2;
     const Vec<A> even_a = u[1] + u[2], odd_a = u[1] - u[2];
     const Vec<A> even_b = u[3] + u[4], odd_b = u[3] - u[4];
-    dg[0] = kAtZero * u[0] + kAtA * even_a + kAtB * even_b;
-    dg[1] = kOddA * odd_a + kOddB * odd_b;
-    dg[2] = kEvenA * even_a + kEvenB * even_b + u[5];
+    dg[0] = zero_0 * u[0] + a_0 * even_a + b_0 * even_b;
+    dg[1] = a_1 * odd_a + b_1 * odd_b;
+    dg[2] = a_2 * even_a + b_2 * even_b + u[5];
+  }
+
+ private:
+  // The values at a point and at minus the point, of the even and odd powers.
+  static TFO_INLINE void Mirror(Vec<A> even, Vec<A> odd, Vec<A>* to) {
+    to[0] = even + odd;
+    to[1] = even - odd;
   }
 };
-
-// The gradient of the filter is that of the input tile with 4 x 4 taps, but for
-// the transforms, which are those above the other way:
-//
-//   dg = G^T [(B^T d B) * (A dy A^T)] G
 
 // Applies the transform of an axis to both axes of a square of vectors, whose
 // rows and columns lie so far apart.
@@ -139,7 +133,7 @@ TFO_INLINE void TransformSquare(void (*along_axis)(const Vec<A> (&)[kIn],
 template <class A>
 TFO_INLINE void TransformInput(const A* from, std::int64_t row,
                                std::int64_t column, A* to, std::int64_t point) {
-  TransformSquare<A>(&WinogradAxis::Input<A>, from, row, column, to,
+  TransformSquare<A>(&WinogradAxis<A>::Input, from, row, column, to,
                      kWinogradInputs * point, point);
 }
 
@@ -147,7 +141,7 @@ TFO_INLINE void TransformInput(const A* from, std::int64_t row,
 template <class A>
 TFO_INLINE void TransformFilter(const A* from, std::int64_t tap, A* to,
                                 std::int64_t point) {
-  TransformSquare<A>(&WinogradAxis::Filter<A>, from, kWinogradTaps * tap, tap,
+  TransformSquare<A>(&WinogradAxis<A>::Filter, from, kWinogradTaps * tap, tap,
                      to, kWinogradInputs * point, point);
 }
 
@@ -155,7 +149,7 @@ TFO_INLINE void TransformFilter(const A* from, std::int64_t tap, A* to,
 template <class A>
 TFO_INLINE void TransformOutput(const A* from, std::int64_t point, A* to,
                                 std::int64_t row, std::int64_t column) {
-  TransformSquare<A>(&WinogradAxis::Output<A>, from, kWinogradInputs * point,
+  TransformSquare<A>(&WinogradAxis<A>::Output, from, kWinogradInputs * point,
                      point, to, row, column);
 }
 
@@ -164,7 +158,7 @@ template <class A>
 TFO_INLINE void TransformOutputGradient(const A* from, std::int64_t row,
                                         std::int64_t column, A* to,
                                         std::int64_t point) {
-  TransformSquare<A>(&WinogradAxis::OutputGradient<A>, from, row, column, to,
+  TransformSquare<A>(&WinogradAxis<A>::OutputGradient, from, row, column, to,
                      kWinogradInputs * point, point);
 }
 
@@ -172,7 +166,7 @@ TFO_INLINE void TransformOutputGradient(const A* from, std::int64_t row,
 template <class A>
 TFO_INLINE void TransformFilterGradient(const A* from, std::int64_t point,
                                         A* to, std::int64_t tap) {
-  TransformSquare<A>(&WinogradAxis::FilterGradient<A>, from,
+  TransformSquare<A>(&WinogradAxis<A>::FilterGradient, from,
                      kWinogradInputs * point, point, to, kWinogradTaps * tap,
                      tap);
 }

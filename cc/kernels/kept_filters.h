@@ -16,10 +16,9 @@ class KeptFilters {
     tensorflow::Tensor filters;
     tensorflow::Tensor packed;
 
-    bool IsOf(const tfo::Kernels& k, const tensorflow::Tensor& f,
-              std::int64_t bytes) const {
+    bool IsOf(const tfo::Kernels& k, const tensorflow::Tensor& f) const {
       return kernels == &k && filters.data() == f.data() &&
-             filters.shape() == f.shape() && packed.NumElements() == bytes;
+             filters.shape() == f.shape();
     }
   };
 
@@ -31,18 +30,20 @@ class KeptFilters {
                    const tfo::ConvForwardArgs& args,
                    const tensorflow::Tensor& filters,
                    std::shared_ptr<const Packed>* out) {
-    ScratchOwner scratch(ctx);
-    const std::int64_t bytes =
-        kernels.conv_packed_bytes(args, scratch.scratch());
-    if (bytes == 0) return absl::OkStatus();
     {
       std::lock_guard<std::mutex> lock(mutex_);
       *out = kept_;
     }
-    if (*out != nullptr && (*out)->IsOf(kernels, filters, bytes)) {
-      return absl::OkStatus();
-    }
+    const bool same = *out != nullptr && (*out)->IsOf(kernels, filters);
+    // There is one order, but for Winograd's algorithm, which not all sizes
+    // use.
+    if (same && !args.winograd) return absl::OkStatus();
+    ScratchOwner scratch(ctx);
+    const std::int64_t bytes =
+        kernels.conv_packed_bytes(args, scratch.scratch());
+    if (same && (*out)->packed.NumElements() == bytes) return absl::OkStatus();
     out->reset();
+    if (bytes == 0) return absl::OkStatus();
     Packed made{&kernels, filters, {}};
     TF_RETURN_IF_ERROR(
         ctx->allocate_temp(tensorflow::DT_UINT8, {bytes}, &made.packed));
