@@ -55,7 +55,8 @@ class alignas(64) BlockRange {
 
 // How often the calling thread looks whether the others are done before it
 // sleeps: for about as long as their last blocks take, which is less than being
-// woken takes (measured: 4 to 10 % of batch norms of less than a millisecond).
+// woken takes (measured, ops of less than a millisecond: 0.94 to 1 of the time;
+// no difference where several callers share the pool).
 constexpr int kPolls = 500;
 
 // The calling thread and those of the pool have a range of tasks each, since
