@@ -1,5 +1,7 @@
 """Side inputs of unknown size: fused where both sizes provably come from the same place."""
 
+import sys
+
 import pytest
 import tensorflow as tf
 from remapping import check, reasons, values
@@ -80,6 +82,38 @@ def test_dimension(change, same):
     with graph.as_default():
         x, y = (tf.compat.v1.placeholder(tf.float32, [None, None, None, 3]) for _ in range(2))
         assert shapes.same_shape(x, change(x, y)) == same
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_windows(padding):
+    """One window after another, and both in another order of their sizes."""
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, None, None, 3])
+
+        def pooled(*sizes):
+            y = x
+            for size in sizes:
+                y = tf.nn.max_pool2d(y, size, 2, padding)
+            return y
+
+        assert shapes.same_shape(pooled(2, 3), pooled(2, 3))
+        assert not shapes.same_shape(pooled(2, 3), pooled(3, 2))
+        assert not shapes.same_shape(pooled(2, 2), pooled(2))
+
+
+def test_dimensions_of_more_ops_than_python_calls():
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, None, None, 3])
+        y = x
+        for _ in range(sys.getrecursionlimit()):
+            y = tf.nn.relu(y) + tf.nn.avg_pool2d(y, 2, 1, "SAME")
+        assert shapes.same_shape(x, y)
+        for _ in range(sys.getrecursionlimit()):
+            y = tf.nn.avg_pool2d(y, 2, 1, "VALID")
+        assert shapes.same_shape(y, tf.nn.relu(y))
+        assert not shapes.same_shape(x, y)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -5,6 +5,7 @@ expression over the axes of other tensors. Equal names mean equal sizes at run t
 """
 
 import weakref
+from typing import NamedTuple
 
 from tensorflow.python.framework import tensor_util
 
@@ -34,8 +35,6 @@ _WINDOWED = frozenset(
 )
 _PADDING = frozenset({"Pad", "PadV2", "MirrorPad"})
 _WINDOW_ATTRS = ("strides", "padding", "explicit_paddings", "dilations", "ksize", "data_format")
-# How far to look back; chains of shape-preserving ops between two axes are short.
-_MAX_DEPTH = 200
 
 
 def same_shape(a, b):
@@ -45,10 +44,7 @@ def same_shape(a, b):
     if a.shape.is_fully_defined() and b.shape.is_fully_defined():
         return a.shape == b.shape
     namer = _namer(a)
-    return all(
-        namer.name(a, axis, _MAX_DEPTH) == namer.name(b, axis, _MAX_DEPTH)
-        for axis in range(a.shape.rank)
-    )
+    return all(namer.name(a, axis) == namer.name(b, axis) for axis in range(a.shape.rank))
 
 
 def dimension(tensor, axis):
@@ -61,7 +57,7 @@ def dimension(tensor, axis):
     Returns:
         The static size if there is one, else a tuple that names where the size comes from.
     """
-    return _namer(tensor).name(tensor, axis, _MAX_DEPTH)
+    return _namer(tensor).name(tensor, axis)
 
 
 # Graph -> its _Namer. That inputs are redirected to fused ops does not change sizes.
@@ -77,62 +73,104 @@ class _Namer:
 
     def __init__(self):
         self._known = {}
+        self._windows = {}
 
-    def name(self, tensor, axis, depth):
-        """Returns the name of one axis; looks back over `depth` ops at most."""
+    def name(self, tensor, axis):
+        """Returns the name of one axis."""
+        # Not by recursion: networks are deeper than Python's stack.
+        origins, pending = {}, [(tensor, axis)]
+        while pending:
+            place = pending[-1]
+            key = _key(*place)
+            if self._name(*place) is not None:
+                pending.pop()
+            elif key not in origins:
+                origins[key] = _origin(*place)
+                pending += origins[key].axes
+            else:
+                self._known[key] = self._of(origins[key]) or ("unknown", *key)
+        return self._name(tensor, axis)
+
+    def _of(self, origin):
+        """Returns the name that an origin of named axes makes, or None."""
+        names = {self._name(*source) for source in origin.axes}
+        if len(names) > 1 or not names:
+            return None
+        (name,) = names
+        if not origin.window:
+            return name
+        # Numbered, since names within names would be compared over and over.
+        return self._windows.setdefault((*origin.window, name), ("window", len(self._windows)))
+
+    def _name(self, tensor, axis):
+        """Returns the name of one axis if it is known already, or None."""
         size = tensor.shape[axis]
-        if size is not None:
-            return size
-        key = (id(tensor), axis)
-        if key not in self._known:
-            found = self._origin(tensor, axis, depth - 1) if depth else None
-            self._known[key] = ("unknown", *key) if found is None else found
-        return self._known[key]
+        return self._known.get(_key(tensor, axis)) if size is None else size
 
-    def _origin(self, tensor, axis, depth):
-        """Returns the name that an axis has from the inputs of its op, or None."""
-        op = tensor.op
-        if op.type in _SAME_SHAPE and tensor.value_index == 0:
-            return self.name(op.inputs[0], axis, depth)
-        if op.type in _ELEMENTWISE:
-            return self._broadcast(op.inputs, axis, tensor.shape.rank, depth)
-        if op.type == "IdentityN":
-            return self.name(op.inputs[tensor.value_index], axis, depth)
-        if op.type in _PRODUCT and axis < tensor.shape.rank - 1:
-            inner = axis == tensor.shape.rank - 2 and op.get_attr("transpose_a")
-            return self.name(op.inputs[0], axis + inner, depth)
-        if op.type in _PADDING:
-            paddings = tensor_util.constant_value(op.inputs[1])
-            unpadded = paddings is not None and not paddings[axis].any()
-            return self.name(op.inputs[0], axis, depth) if unpadded else None
-        if op.type == "ConcatV2":
-            joined = tensor_util.constant_value(op.inputs[-1])
-            other = joined is not None and joined % tensor.shape.rank != axis
-            return (
-                self._broadcast(op.inputs[:-1], axis, tensor.shape.rank, depth) if other else None
-            )
-        if op.type in _WINDOWED:
-            return self._windowed(op, axis, depth)
-        return None
 
-    def _broadcast(self, inputs, axis, rank, depth):
-        names = set()
-        for tensor in inputs:
-            if tensor.shape.rank is None:
-                return None
-            own = axis - (rank - tensor.shape.rank)
-            # What is missing or 1 takes the size of the others.
-            if own >= 0 and tensor.shape[own] != 1:
-                names.add(self.name(tensor, own, depth))
-        return names.pop() if len(names) == 1 else None
+def _key(tensor, axis):
+    return id(tensor), axis
 
-    def _windowed(self, op, axis, depth):
-        name = self.name(op.inputs[0], axis, depth)
-        if axis == 0:
-            return name
-        attrs = op.node_def.attr
-        if attrs["padding"].s == b"SAME" and attrs["strides"].list.i[axis] == 1:
-            return name
-        window = tuple(attrs[a].SerializeToString() for a in _WINDOW_ATTRS if a in attrs)
-        kernel = op.inputs[1].shape if len(op.inputs) > 1 else ()
-        return None if None in tuple(kernel) else ("window", window, tuple(kernel), axis, name)
+
+class _Origin(NamedTuple):
+    """Where the size of an axis comes from.
+
+    Attributes:
+        axes: Pairs of a tensor and an axis; the size is known if theirs have one name.
+        window: What a window makes of that size; windows that are equal make the same of it.
+    """
+
+    axes: list
+    window: tuple = ()
+
+
+_UNKNOWN = _Origin([])
+
+
+def _origin(tensor, axis):
+    """Returns where an axis has its size from: the inputs of its op, as far as those tell."""
+    op = tensor.op
+    if op.type in _SAME_SHAPE and tensor.value_index == 0:
+        return _Origin([(op.inputs[0], axis)])
+    if op.type in _ELEMENTWISE:
+        return _broadcast(op.inputs, axis, tensor.shape.rank)
+    if op.type == "IdentityN":
+        return _Origin([(op.inputs[tensor.value_index], axis)])
+    if op.type in _PRODUCT and axis < tensor.shape.rank - 1:
+        inner = axis == tensor.shape.rank - 2 and op.get_attr("transpose_a")
+        return _Origin([(op.inputs[0], axis + inner)])
+    if op.type in _PADDING:
+        paddings = tensor_util.constant_value(op.inputs[1])
+        unpadded = paddings is not None and not paddings[axis].any()
+        return _Origin([(op.inputs[0], axis)]) if unpadded else _UNKNOWN
+    if op.type == "ConcatV2":
+        joined = tensor_util.constant_value(op.inputs[-1])
+        other = joined is not None and joined % tensor.shape.rank != axis
+        return _broadcast(op.inputs[:-1], axis, tensor.shape.rank) if other else _UNKNOWN
+    if op.type in _WINDOWED:
+        return _windowed(op, axis)
+    return _UNKNOWN
+
+
+def _broadcast(inputs, axis, rank):
+    axes = []
+    for tensor in inputs:
+        if tensor.shape.rank is None:
+            return _UNKNOWN
+        own = axis - (rank - tensor.shape.rank)
+        # What is missing or 1 takes the size of the others.
+        if own >= 0 and tensor.shape[own] != 1:
+            axes.append((tensor, own))
+    return _Origin(axes)
+
+
+def _windowed(op, axis):
+    source = (op.inputs[0], axis)
+    if axis == 0:
+        return _Origin([source])
+    attrs = op.node_def.attr
+    if attrs["padding"].s == b"SAME" and attrs["strides"].list.i[axis] == 1:
+        return _Origin([source])
+    window = tuple(attrs[a].SerializeToString() for a in _WINDOW_ATTRS if a in attrs)
+    kernel = tuple(op.inputs[1].shape) if len(op.inputs) > 1 else ()
+    return _UNKNOWN if None in kernel else _Origin([source], (window, kernel, axis))
