@@ -127,6 +127,28 @@ def test_must_not_fuse(family, neighbour):
     assert reason in reasons(compiled)[f"{rule.name}_grad"]
 
 
+@pytest.mark.parametrize("rule", ROWS, ids=row_id)
+def test_pre_activation_of_two_branches(rule):
+    """Its gradient is a sum, of which the activation's is a part; others follow from the sum."""
+    dy, named = arguments(rule)
+
+    def step(dy, *args):
+        given = dict(zip(named, args, strict=True))
+        sources = [given[name] for name in rule.differentiable]
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            z = type(rule)().stock(attrs(rule), **given)["y"]
+            branches = [rule.activate(z, attrs(rule)), tf.exp(0.1 * z)]
+        return tape.gradient(branches, sources, output_gradients=[dy, 3 * dy])
+
+    with plain():
+        expected = tf.function(step)(dy, *named.values())
+        compiled = function(step)
+        found = compiled(dy, *named.values())
+    assert_same(found, expected)
+    assert f"{rule.name}_grad" not in rule_counts(compiled)
+
+
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f.endswith("_add")])
 @pytest.mark.parametrize("neighbour", ALLOWED)
 def test_gradient_of_a_side_input_may_be_used(family, neighbour):

@@ -209,6 +209,10 @@ def matchable(pattern):
     # A gradient that is dy itself is nobody's work.
     outputs = {name: value for name, value in pattern.outputs.items() if isinstance(value, Port)}
     ends = {port.node for name, port in outputs.items() if name.startswith("d_")}
+    # What is added to a gradient from which others follow would have to reach those.
+    ends -= {
+        value.node for node in pattern.nodes for value in node.inputs if isinstance(value, Port)
+    }
     nodes = (
         node.opened() if place in ends and node.type == "AddN" else node
         for place, node in enumerate(pattern.nodes)
