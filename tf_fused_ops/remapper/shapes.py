@@ -88,7 +88,8 @@ class _Namer:
                 origins[key] = _origin(*place)
                 pending += origins[key].axes
             else:
-                self._known[key] = self._of(origins[key]) or ("unknown", *key)
+                found = self._of(origins[key])
+                self._known[key] = ("unknown", *key) if found is None else found
         return self._name(tensor, axis)
 
     def _of(self, origin):
