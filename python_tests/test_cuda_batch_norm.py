@@ -100,8 +100,6 @@ def same_bits(first, second):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape,channels_first", SHAPES + MORE_SHAPES)
 def test_numbers(device, shape, channels_first, dtype):
-    if dtype != "float32" and device.plan == "phases on one multiprocessor":
-        pytest.skip("nothing that another plan of phases does not show")
     case = Case(shape, channels_first, dtype)
     for side, mask, activation in VARIANTS:
         # No gradient arrives next to the kink, where rounding decides the slope.
@@ -168,8 +166,6 @@ def test_inference(device, shape, channels_first):
 @pytest.mark.parametrize("side", [False, True])
 @pytest.mark.parametrize("activation", REFERENCE)
 def test_activations(device, activation, side):
-    if device.plan == "phases on one multiprocessor":
-        pytest.skip("nothing that another plan of phases does not show")
     case = Case((40, 9, 30))
     _, _, z = case.reference(True, side)
     value, slope = (f(z.reshape(case.x.shape)) for f in REFERENCE[activation])
