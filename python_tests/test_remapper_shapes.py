@@ -4,8 +4,9 @@ import sys
 
 import pytest
 import tensorflow as tf
-from remapping import check, reasons, values
+from remapping import assert_same, check, reasons, rule_counts, values
 
+from tf_fused_ops.function import function
 from tf_fused_ops.remapper import shapes
 
 
@@ -84,9 +85,8 @@ def test_dimension(change, same):
         assert shapes.same_shape(x, change(x, y)) == same
 
 
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
-def test_windows(padding):
-    """One window after another, and both in another order of their sizes."""
+def test_windows():
+    """One after another, and in another order of their sizes."""
     graph = tf.Graph()
     with graph.as_default():
         x = tf.compat.v1.placeholder(tf.float32, [None, None, None, 3])
@@ -94,12 +94,43 @@ def test_windows(padding):
         def pooled(*sizes):
             y = x
             for size in sizes:
-                y = tf.nn.max_pool2d(y, size, 2, padding)
+                y = tf.nn.max_pool2d(y, size, 2, "VALID")
             return y
 
         assert shapes.same_shape(pooled(2, 3), pooled(2, 3))
         assert not shapes.same_shape(pooled(2, 3), pooled(3, 2))
         assert not shapes.same_shape(pooled(2, 2), pooled(2))
+
+
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("convolve", [tf.nn.conv2d, tf.nn.depthwise_conv2d])
+def test_filters_decide_the_channels(convolve, data_format):
+    graph = tf.Graph()
+    with graph.as_default():
+        channels = data_format.index("C")
+        shape = [None] * 4
+        shape[channels] = 4
+        x = tf.compat.v1.placeholder(tf.float32, shape)
+        w = tf.compat.v1.placeholder(tf.float32, [3, 3, 4, None])
+        y = convolve(x, w, [1] * 4, "SAME", data_format=data_format)
+        same = [shapes.dimension(x, axis) == shapes.dimension(y, axis) for axis in range(4)]
+        assert same == [axis != channels for axis in range(4)]
+
+
+def test_one_output_channel_that_is_not_known_broadcasts():
+    def forward(x, w, b):
+        return tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, w, 1, "SAME"), b) + x)
+
+    x, w, b = values((2, 6, 6, 4), (3, 3, 4, 1), (1,))
+    signature = [
+        tf.TensorSpec([None, 6, 6, 4]),
+        tf.TensorSpec([3, 3, 4, None]),
+        tf.TensorSpec([None]),
+    ]
+    fused = function(forward, input_signature=signature)
+    assert_same(fused(x, w, b), forward(x, w, b))
+    assert rule_counts(fused) == {"conv2d_bias": 1}
+    assert "may broadcast" in reasons(fused)["conv2d_bias_add_relu"]
 
 
 def test_dimensions_of_more_ops_than_python_calls():

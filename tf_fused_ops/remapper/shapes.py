@@ -170,6 +170,9 @@ def _windowed(op, axis):
     if axis == 0:
         return _Origin([source])
     attrs = op.node_def.attr
+    # The channels of what filters make are as many as those say.
+    if len(op.inputs) > 1 and axis == (1 if attrs["data_format"].s == b"NCHW" else 3):
+        return _UNKNOWN
     if attrs["padding"].s == b"SAME" and attrs["strides"].list.i[axis] == 1:
         return _Origin([source])
     window = tuple(attrs[a].SerializeToString() for a in _WINDOW_ATTRS if a in attrs)
