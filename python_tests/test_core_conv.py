@@ -40,6 +40,11 @@ CASES = [
     (1, (2, 2), 270, 1100, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (3, (1, 1), 13, 5, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (1, (1, 2), 0, 5, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    # Few rows whose gradients are dot products, and large enough to be written row by row.
+    (1, (1, 7), 530, 1040, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    (1, (5, 1), 1011, 523, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    (1, (1, 8), 300, 71, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    (1, (1, 1), 300, 600, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     # Many pixels of few channels: input and filter gradient from one gathered dz.
     (3, (31, 17), 21, 45, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (1, (1, 1300), 64, 96, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
@@ -169,7 +174,7 @@ def test_layouts_agree(parameters, core_isa):
     np.testing.assert_allclose(np.moveaxis(other, 1, -1), y, rtol=0, atol=3e-6)
     dx, dw, db, dz = _core.conv_gradient(shape, dy, x, filters)
     scale = max(np.abs(expected[1]).max(initial=0), 1)
-    np.testing.assert_allclose(np.moveaxis(dx, 1, -1), expected[0], rtol=0, atol=3e-6)
+    _assert_close(np.moveaxis(dx, 1, -1), expected[0], TOLERANCE["float32"])
     np.testing.assert_allclose(dw.swapaxes(2, 3), expected[1], rtol=0, atol=3e-6 * scale)
     np.testing.assert_allclose(db, expected[2], rtol=0, atol=3e-6 * scale)
     np.testing.assert_array_equal(np.moveaxis(dz, 1, -1), expected[3])

@@ -8,7 +8,7 @@ from tf_fused_ops import _core
 MIB = 1 << 20
 # What a thread holds of the images, of filters and of sums (docs/benchmarks.md).
 THREAD_BYTES = 3 * MIB // 2
-FEW_PIXELS_BYTES = 7 * MIB // 2
+FEW_PIXELS_BYTES = 11 * MIB // 2
 # Sets of sums of a filter gradient, together.
 SUMS_BYTES = 4 * MIB
 
@@ -57,7 +57,7 @@ def test_scratch_is_bounded(sizes, threads):
 
 
 @pytest.mark.parametrize(
-    ("rows", "depth", "columns"), [(8, 2048, 1024), (33, 1152, 1000), (96, 4096, 2048)]
+    ("rows", "depth", "columns"), [(9, 2048, 1024), (33, 1152, 1000), (96, 9000, 512)]
 )
 def test_filters_of_few_pixels_are_not_copied_whole(rows, depth, columns):
     few, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, rows, depth, columns))
@@ -66,11 +66,20 @@ def test_filters_of_few_pixels_are_not_copied_whole(rows, depth, columns):
     assert many > depth * columns * 4
 
 
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("rows", [1, 4, 8])
 def test_filters_of_few_rows_are_read_as_they_are(rows):
-    """The sums of at most eight parts of the depth are all that is needed."""
-    taken, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, rows, 2048, 1024))
-    assert taken < 8 * rows * 1024 * 4 + 1024
+    """The rows and the sums of some parts of the depth are all that is needed."""
+    few, more = (
+        [
+            _core.conv_scratch_bytes(_core.ConvShape.matmul(1, n, 2048, 1024, *transposed))
+            for transposed in ((False, False), (False, True))
+        ]
+        for n in (rows, 9)
+    )
+    assert few[0][0] < rows * 2048 * 4 + 8 * max(rows, 4) * 1024 * 4 + 1024
+    assert few[1][0] < rows * 2048 * 4 + 1024
+    # Filters that are packed for the input gradient come a block at a time.
+    assert few[0][1] + MIB // 4 < more[0][1]
 
 
 def test_gradients_of_many_pixels_come_from_one_gathered_dz():

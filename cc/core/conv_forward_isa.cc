@@ -36,7 +36,7 @@ bool PlanForward(const ConvForwardArgs& args, const ConvShape& s,
        args.activation, static_cast<Accumulator<T>>(args.alpha),
        AddressMap::Of(s.out_h, s.out_w, s.out_c, s.output_channels_first),
        static_cast<const T*>(args.scale)}};
-  out->few_rows = HasFewRows(s, taps);
+  out->few_rows = HasFewRows(out->correlation);
   // Panels are of all taps, whatever image they meet.
   out->order = args.winograd && WinogradPays(s, out->correlation.x, s.out_c)
                    ? FilterOrder::kWinograd

@@ -1,4 +1,4 @@
-#include "cc/core/correlate.h"
+#include "cc/core/few_rows.h"
 #include "cc/core/filter_gradient.h"
 #include "cc/core/storage.h"
 #include "cc/core/winograd.h"
@@ -135,7 +135,8 @@ bool InputGradientInPhases(const InputGradientOperands<T>& g,
                               0,
                               {g.x_map.batch, g.x_map.h * s.stride_h,
                                g.x_map.w * s.stride_w, g.x_map.c}}};
-      if (!(g.winograd && WinogradPays(s, c.x, s.in_c)
+      if (!(HasFewRows(c) ? CorrelateFewRows(c, parallel, scratch)
+            : g.winograd && WinogradPays(s, c.x, s.in_c)
                 ? CorrelateByWinograd(c, parallel, scratch)
                 : Correlate(c, parallel, scratch))) {
         return false;
