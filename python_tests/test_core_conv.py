@@ -261,6 +261,18 @@ def test_streaming_changes_no_bit(out_c, dtype, core_isa, streamed):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("in_c", [736, 800])
+def test_streaming_changes_no_bit_of_a_filter_gradient(in_c, dtype, core_isa, streamed):
+    case = Case((1, (1, 20), in_c, 736, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)), dtype)
+    operands = (case.shape(), case.dy, case.input, case.filters)
+    cached = _core.conv_gradient(*operands)[1]
+    streamed()
+    gradient = _core.conv_gradient(*operands)[1]
+    assert gradient.ctypes.data % 64 == 0, "an array that could not be streamed"
+    np.testing.assert_array_equal(gradient, cached)
+
+
 @pytest.mark.parametrize("parameters", CASES, ids=str)
 def test_threads_do_not_change_moments(parameters, core_isa):
     case = Case(parameters)

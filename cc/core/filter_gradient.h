@@ -227,11 +227,14 @@ class FilterGradientWork {
       const Block block =
           GatherInput(band, c, Min(p_.block, s_.in_c - c), worker);
       Lookahead<T> next_x = InputAfter(band, c, panels);
-      for (std::int64_t panel = panels.begin; panel < panels.end; ++panel)
-        AddProducts(band, lines, panel, block,
-                    dz + (panel - panels.begin) * dz_panel_size_, sums, &next_x,
-                    &next_dz);
+      const std::int64_t together = p_.by_rows ? panels.end : 1;
+      for (std::int64_t panel = panels.begin; panel < panels.end;
+           panel += together)
+        AddProducts(band, lines, {panel, Min(panel + together, panels.end)},
+                    block, dz + (panel - panels.begin) * dz_panel_size_, sums,
+                    &next_x, &next_dz);
     }
+    if (p_.streamed) FlushStores();
   }
 
   // Gathers a panel of dz, with all that is to be had from it by itself: the
@@ -351,14 +354,11 @@ class FilterGradientWork {
     return Max((panels.end - panels.begin) * CeilDiv(rows, kTileRows), 1);
   }
 
-  // Adds the products of a block of x and a panel of dz.
-  void AddProducts(const Band& band, const Segment* lines, std::int64_t panel,
+  // Adds the products of a block of x and some panels of dz.
+  void AddProducts(const Band& band, const Segment* lines, const Range& panels,
                    const Block& block, const E* dz, A* sums,
                    Lookahead<T>* next_x, Lookahead<T>* next_dz) {
     const TapList& taps = g_.x.taps;
-    const std::int64_t row_stride = p_.in_place ? map_.row : kColumns;
-    const int num_columns =
-        static_cast<int>(Min(s_.out_c - panel * kColumns, kColumns));
     const bool whole = p_.block == s_.in_c;
     const std::int64_t runs_per_row = num_runs_ / Max(taps.rows, 1);
     PrefetchList prefetch;
@@ -373,34 +373,91 @@ class FilterGradientWork {
       const std::int64_t first_line = inside.begin * band.images;
       const E* const b =
           dz + first_line * NumOperands<T>(band.width) * kColumns;
-      A* row = sums + panel * p_.PanelSize<A>() + first_row * kColumns;
-      if (p_.in_place) {
-        // That means that T is A.
-        row = reinterpret_cast<A*>(g_.filters_gradient) +
-              taps.taps[first_row / s_.in_c].filter * map_.matrix +
-              first_row % s_.in_c * map_.row + panel * kColumns;
-      }
+      const std::int64_t out =
+          taps.taps[first_row / s_.in_c].filter * map_.matrix +
+          first_row % s_.in_c * map_.row;
       for (std::int64_t part = 0, i = 0; i < length; ++part) {
         const int num_rows = static_cast<int>(parts.Size(part));
-        A* const c = row + i * row_stride;
-        prefetch.Clear();
-        // The next tile's sums, which lie lines apart (measured on an Emerald
-        // Rapids, 2048x768x3072: 0.89 of the time, beside this tile's).
-        for (int j = 0; p_.in_place && j < num_columns; j += 64 / sizeof(A)) {
-          prefetch.Add(c + num_rows * row_stride + j, num_rows,
-                       row_stride * static_cast<std::int64_t>(sizeof(A)));
+        for (std::int64_t panel = panels.begin; panel < panels.end;) {
+          const std::int64_t columns = s_.out_c - panel * kColumns;
+          const int num_columns = static_cast<int>(Min(columns, kColumns));
+          A edge[kTileRows * kColumns];
+          A* c = sums + panel * p_.PanelSize<A>() + (first_row + i) * kColumns;
+          std::int64_t c_stride = kColumns;
+          T* to = nullptr;
+          // Not of T, or with a vector that reaches over the end of a row.
+          bool in_edge = false;
+          if (p_.in_place) {
+            to = g_.filters_gradient + out + i * map_.row + panel * kColumns;
+            in_edge = !kHoldsOperands<T> || num_columns % kLanes<A> != 0;
+            c = edge;
+          }
+          if constexpr (std::is_same_v<T, A>) {
+            if (in_edge && !band.first)
+              CopyRows(to, map_.row, num_rows, num_columns, edge);
+            if (p_.in_place && !in_edge) {
+              c = to;
+              c_stride = map_.row;
+            }
+          }
+          TileOperands<E> tile{block.x + runs_[run].offset + i,
+                               nullptr,
+                               p_.k_stride,
+                               lines + first_line,
+                               (inside.end - inside.begin) * band.images,
+                               b + (panel - panels.begin) * dz_panel_size_,
+                               kColumns,
+                               band.first ? nullptr : c,
+                               c_stride,
+                               c,
+                               c_stride,
+                               &prefetch};
+          if constexpr (kHoldsOperands<T>) {
+            if (p_.in_place && !in_edge && (kIs16Bit<T> || p_.streamed)) {
+              tile.y = to;
+              tile.y_stride = map_.row;
+              tile.stream = p_.streamed;
+            }
+          }
+          prefetch.Clear();
+          if (p_.by_rows && band.first && !in_edge) {
+            tile.JoinPanels(Min(columns, (panels.end - panel) * kColumns),
+                            dz_panel_size_);
+          } else if (p_.in_place) {
+            // The next tile's sums, which lie lines apart (measured on an
+            // Emerald Rapids, 2048x768x3072: 0.89 of the time, beside this
+            // tile's).
+            const T* const next =
+                p_.by_rows ? to + kColumns : to + num_rows * map_.row;
+            for (int j = 0; j < num_columns; j += 64 / sizeof(T)) {
+              prefetch.Add(next + j, num_rows,
+                           map_.row * static_cast<std::int64_t>(sizeof(T)));
+            }
+          }
+          next_x->Advance(tile.num_panels, &prefetch);
+          next_dz->Advance(tile.num_panels, &prefetch);
+          SelectTile<E, false>(num_rows, num_columns)(tile);
+          for (int row = 0; in_edge && row < num_rows; ++row) {
+            for (int j = 0; j < num_columns; j += kLanes<A>) {
+              StoreColumns(to + row * map_.row + j,
+                           Load(edge + row * kColumns + j),
+                           Min(num_columns - j, kLanes<A>), 1);
+            }
+          }
+          panel += tile.num_panels;
         }
-        next_x->Advance(1, &prefetch);
-        next_dz->Advance(1, &prefetch);
-        SelectTile<E, false>(num_rows, num_columns)(
-            {block.x + runs_[run].offset + i, nullptr, p_.k_stride,
-             lines + first_line, (inside.end - inside.begin) * band.images, b,
-             kColumns, band.first ? nullptr : c, row_stride, c, row_stride,
-             &prefetch});
         i += num_rows;
       }
       first_row += whole ? length : s_.in_c;
     }
+  }
+
+  // Copies what a tile has of rows that are `stride` apart.
+  static void CopyRows(const A* from, std::int64_t stride, int rows,
+                       int columns, A* tile) {
+    for (int i = 0; i < rows; ++i)
+      __builtin_memcpy(tile + i * kColumns, from + i * stride,
+                       columns * sizeof(A));
   }
 
   const FilterGradient<T>& g_;

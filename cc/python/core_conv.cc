@@ -126,8 +126,9 @@ py::tuple Gradient(const ConvShape& shape, const py::array& dy,
   if (!saved && activation != "none") {
     throw py::value_error("saved is needed for activation " + activation);
   }
-  py::array dx(dtype, InputShape(shape)), dw(dtype, FilterShape(shape)),
-      db(dtype, Shape{shape.out_c});
+  py::array dx = AlignedArray(dtype, InputShape(shape));
+  py::array dw = AlignedArray(dtype, FilterShape(shape));
+  py::array db(dtype, Shape{shape.out_c});
   OptionalArray dz;
   if (side_input_gradient) dz = py::array(dtype, OutputShape(shape));
   const ConvGradientArgs args{
