@@ -146,6 +146,12 @@ GROUPS = {
         "matmul_gelu_erf": MatMulCase(m=2048, k=768, n=3072, act="gelu_erf"),
         "matmul_small_gelu_tanh": MatMulCase(m=512, k=512, n=2048, act="gelu_tanh"),
     },
+    "dense": {
+        "dense_4_rows": MatMulCase(m=4, k=4096, n=4096, act="relu"),
+        "dense_32_rows": MatMulCase(m=32, k=2048, n=1000, act="relu"),
+        "dense_128_rows": MatMulCase(m=128, k=4096, n=4096, act="relu"),
+        "dense_2048_rows": MatMulCase(m=2048, k=2048, n=2048, act="relu"),
+    },
     "batch_norm": {
         "batch_norm_relu": BatchNormCase((16, 56, 56), 64),
         "batch_norm_add_relu": BatchNormCase((16, 56, 56), 256, side=True),
