@@ -413,6 +413,15 @@ def test_activation_that_has_no_name():
     assert back.layers[2].activation is keras.activations.linear
 
 
+def test_arguments_by_name_and_by_place():
+    inputs, mask = keras.Input((5, 4)), keras.Input((5,), dtype="bool")
+    x = keras.layers.Dense(4)(inputs=inputs)
+    x = keras.layers.BatchNormalization()(x, None, mask)
+    model = keras.Model([inputs, mask], x)
+    given = [*values((2, 5, 4)), tf.constant([[True] * 5, [False] * 5])]
+    check(model, given, ["FusedDense", "FusedBatchNormalization"])
+
+
 def test_twice_is_once():
     inputs = keras.Input((6, 6, 4))
     once = layers.convert(keras.Model(inputs, _block(inputs, 4, True)))

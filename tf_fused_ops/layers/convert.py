@@ -1,6 +1,7 @@
 """`convert` and `revert`: models between stock and fused layers."""
 
 import functools
+import inspect
 
 import keras
 
@@ -77,10 +78,10 @@ class _Convert(Rebuild):
         return plan
 
     def _call(self, run, tensors):
-        args, kwargs = run.steps[0].node.arguments.fill_in(tensors)
+        inputs, arguments = _arguments(run.steps[0], tensors)
         if run.side is not None:
-            kwargs["side_input"] = tensors[id(run.side)]
-        return self._fused(run)(*args, **kwargs)
+            arguments["side_input"] = tensors[id(run.side)]
+        return self._fused(run)(inputs, **arguments)
 
     def _fused(self, run):
         layer = run.steps[0].operation
@@ -92,6 +93,17 @@ class _Convert(Rebuild):
             return runs.FUSED.get(type(layer), type(layer)).from_config(config)
 
         return self.layer(layer, make)
+
+
+def _arguments(step, tensors):
+    """Returns the inputs of a call and, by name, its other arguments.
+
+    Fused layers have those at other places than stock layers.
+    """
+    args, kwargs = step.node.arguments.fill_in(tensors)
+    names = inspect.signature(step.operation.call).parameters
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    return arguments.pop("inputs"), arguments
 
 
 def _why_kept(holder):
@@ -122,10 +134,10 @@ class _Revert(Rebuild):
 
     def _call(self, step, tensors):
         layer = step.operation
-        (x, *sides), kwargs = step.node.arguments.fill_in(tensors)
-        side = sides[0] if sides else kwargs.pop("side_input", None)
+        x, arguments = _arguments(step, tensors)
+        side = arguments.pop("side_input", None)
         split = _splits(layer)
-        y = self._stock(layer, split)(x, **kwargs)
+        y = self._stock(layer, split)(x, **arguments)
         if side is not None:
             # Keras's networks write the shortcut first; the order of layers follows from it.
             y = keras.layers.Add(dtype=layer.dtype_policy)([side, y])
