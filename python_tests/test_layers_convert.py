@@ -422,6 +422,29 @@ def test_arguments_by_name_and_by_place():
     check(model, given, ["FusedDense", "FusedBatchNormalization"])
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_new_names_differ_from_those_of_a_file(nested):
+    """A new program numbers layers from the start, as if none came from elsewhere."""
+    keras.backend.clear_session()
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Activation("softmax"),
+            keras.layers.BatchNormalization(),
+            keras.layers.ReLU(),
+        ]
+    )
+    if nested:
+        inputs = keras.Input((4,))
+        x = keras.layers.Add()([keras.ops.gelu(model(inputs)), inputs])
+        x = keras.layers.Add()([x, keras.layers.Dense(4)(x)])
+        model = keras.Model(inputs, keras.ops.gelu(keras.layers.Dense(4)(x)))
+    keras.backend.clear_session()
+    back = layers.revert(layers.convert(model))
+    (x,) = values((2, 4))
+    assert_same(back(x), model(x))
+
+
 def test_twice_is_once():
     inputs = keras.Input((6, 6, 4))
     once = layers.convert(keras.Model(inputs, _block(inputs, 4, True)))

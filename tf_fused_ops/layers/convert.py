@@ -4,6 +4,7 @@ import functools
 import inspect
 
 import keras
+from keras.src.ops.nn import Gelu
 
 from tf_fused_ops.layers import runs
 from tf_fused_ops.layers.activation import gelu_tanh
@@ -130,7 +131,7 @@ class _Revert(Rebuild):
 
     def _in_sequence(self, layer):
         split = _splits(layer)
-        return [self._stock(layer, split), *([_activation(layer)] if split else [])]
+        return [self._stock(layer, split), *([self._activation(layer)] if split else [])]
 
     def _call(self, step, tensors):
         layer = step.operation
@@ -140,11 +141,11 @@ class _Revert(Rebuild):
         y = self._stock(layer, split)(x, **arguments)
         if side is not None:
             # Keras's networks write the shortcut first; the order of layers follows from it.
-            y = keras.layers.Add(dtype=layer.dtype_policy)([side, y])
+            y = self._named(lambda: keras.layers.Add(dtype=layer.dtype_policy))([side, y])
         if layer.activation is gelu_tanh:
             # An operation, since no stock layer has a name for it.
-            return keras.ops.gelu(y, approximate=True)
-        return _activation(layer)(y) if split else y
+            return self._named(lambda: Gelu(approximate=True))(y)
+        return self._activation(layer)(y) if split else y
 
     def _stock(self, layer, split):
         def make():
@@ -158,6 +159,27 @@ class _Revert(Rebuild):
 
         return self.layer(layer, make)
 
+    def _activation(self, layer):
+        """Returns a layer with the activation of a fused layer."""
+
+        def make():
+            activation = _copy(layer.activation)
+            if isinstance(activation, keras.Layer):
+                return activation
+            return keras.layers.Activation(activation, dtype=layer.dtype_policy)
+
+        return self._named(make)
+
+    def _named(self, make):
+        """Returns a new operation of a name that no other has.
+
+        Keras numbers names without a look at those that came from a file.
+        """
+        known = {step.operation.name for steps in self.survey.steps.values() for step in steps}
+        while (operation := make()).name in known:
+            pass
+        return operation
+
 
 def _is_batch_norm(layer):
     return runs.STOCK[type(layer)] is keras.layers.BatchNormalization
@@ -170,14 +192,6 @@ def _splits(layer):
     # A layer may be called with a side input in one place and without in another.
     with_side = any(len(node.input_tensors) > 1 for node in layer._inbound_nodes)
     return _is_batch_norm(layer) or with_side or layer.activation is gelu_tanh
-
-
-def _activation(layer):
-    """Returns a layer with the activation of a fused layer."""
-    activation = _copy(layer.activation)
-    if isinstance(activation, keras.Layer):
-        return activation
-    return keras.layers.Activation(activation, dtype=layer.dtype_policy)
 
 
 def _copy(activation):
