@@ -477,6 +477,61 @@ def test_state_and_flags_are_kept():
     assert set(converted.evaluate(x, x[:, :1], verbose=0, return_dict=True)) == {"loss", "mae"}
 
 
+def _frozen_but_for_one():
+    inputs = keras.Input((4,))
+    x = keras.layers.BatchNormalization(name="free")(keras.layers.Dense(4)(inputs))
+    base = keras.Model(inputs, x, name="base")
+    base.trainable = False
+    base.get_layer("free").trainable = True
+    return keras.Model(inputs, keras.layers.Dense(1)(base(inputs)))
+
+
+def _frozen_bias():
+    inputs = keras.Input((4,))
+    dense = keras.layers.Dense(4)
+    model = keras.Model(inputs, keras.layers.ReLU()(dense(inputs)))
+    dense.bias.trainable = False
+    return model
+
+
+class Normalizer(keras.layers.Layer):
+    """Has a batch norm of which its configuration says nothing."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.normalization = keras.layers.BatchNormalization()
+
+    def build(self, shape):
+        self.normalization.build(shape)
+
+    def call(self, x, training=None):
+        return self.normalization(x, training=training)
+
+
+def _frozen_in_a_layer():
+    inputs = keras.Input((4,))
+    normalizer = Normalizer()
+    model = keras.Model(inputs, keras.layers.Dense(1)(normalizer(inputs)))
+    normalizer.normalization.trainable = False
+    return model
+
+
+@pytest.mark.parametrize("make", [_frozen_but_for_one, _frozen_bias, _frozen_in_a_layer])
+def test_frozen_parts(make):
+    """What is trained, and whether batch norms learn, is what it was."""
+    model = make()
+    model.compile(keras.optimizers.SGD(0.1, 0.9), "mse")
+    converted = layers.convert(model)
+    models = [model, converted, layers.revert(converted)]
+    x, y = values((8, 4), (8, *model.output_shape[1:]))
+    for each in models:
+        each.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+        assert len(each.trainable_weights) == len(model.trainable_weights)
+        for new, old in zip(each.get_weights(), model.get_weights(), strict=True):
+            assert_same(new, old)
+    assert len(converted.optimizer.variables) == 2 + len(model.trainable_weights)
+
+
 def test_unknown_loss_leaves_it_uncompiled():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", lambda y, z: keras.ops.mean(y - z))

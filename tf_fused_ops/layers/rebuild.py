@@ -58,6 +58,10 @@ class Rebuild:
         for old, new in self._made.values():
             if not self._has_parts(old):
                 _copy_state(old, new)
+        for old, new in self._made.values():
+            # An optimizer asks which variables are trained.
+            if isinstance(old, keras.Model) and old.compiled:
+                _compile(old, new)
         return converted
 
     def layer(self, old, make):
@@ -109,8 +113,7 @@ class Rebuild:
         ]
         if model._layers and isinstance(model._layers[0], keras.layers.InputLayer):
             layers.insert(0, _input(model._layers[0].output))
-        new = keras.Sequential(layers, name=model.name, trainable=model.trainable)
-        return _compiled(new, model)
+        return keras.Sequential(layers, name=model.name, trainable=model.trainable)
 
     def _functional(self, model):
         steps = self.survey.steps[id(model)]
@@ -129,9 +132,9 @@ class Rebuild:
                 tensors[id(old)] = new
         outputs = tree.map_structure(lambda x: tensors[id(x)], model._outputs_struct)
         new = type(model)(inputs, outputs, name=model.name)
-        if not model.trainable:
-            new.trainable = False
-        return _compiled(new, model)
+        # Not by the property, which sets the layers', too: they may have been set after the model.
+        new._trainable = model.trainable
+        return new
 
 
 def _input(tensor):
@@ -140,27 +143,28 @@ def _input(tensor):
     return type(layer).from_config(layer.get_config()).output
 
 
-def _compiled(new, old):
-    if old.compiled:
-        try:
-            new.compile_from_config(old.get_compile_config())
-        except (TypeError, ValueError) as error:
-            warnings.warn(
-                f"The new {old.name} is not compiled, since Keras cannot serialise the "
-                f"compilation of the old one: call compile. ({error})",
-                stacklevel=2,
-            )
-    return new
+def _compile(old, new):
+    try:
+        new.compile_from_config(old.get_compile_config())
+    except (TypeError, ValueError) as error:
+        warnings.warn(
+            f"The new {old.name} is not compiled, since Keras cannot serialise the "
+            f"compilation of the old one: call compile. ({error})",
+            stacklevel=2,
+        )
 
 
 def _copy_state(old, new):
-    """Copies weights and the other variables, such as the states of random generators."""
+    """Copies weights and other variables, such as the states of random generators, and flags."""
     if not isinstance(old, keras.Layer):
         return
     if old.built and not new.built and old.variables:
         new.build_from_config(old.get_build_config())
     for source, target in zip(old.variables, new.variables, strict=True):
         target.assign(source)
+        target.trainable = source.trainable
+    for source, target in zip(old._flatten_layers(), new._flatten_layers(), strict=False):
+        target._trainable = source.trainable
     # Layers that keep values derived from their variables.
     if old.built and hasattr(new, "finalize_state"):
         new.finalize_state()
