@@ -532,6 +532,23 @@ def test_frozen_parts(make):
     assert len(converted.optimizer.variables) == 2 + len(model.trainable_weights)
 
 
+def test_outputs_keep_their_names():
+    """Losses, metrics and labels go by them, also where the fused layer has another name."""
+    inputs = keras.Input((4,))
+    left = keras.layers.ReLU(name="left")(keras.layers.Dense(3)(inputs))
+    right = keras.layers.Activation("tanh", name="right")(keras.layers.Dense(2)(inputs))
+    model = keras.Model(inputs, [left, right])
+    model.compile("sgd", {"left": "mse", "right": "mae"}, metrics={"right": ["mse"]})
+    x, y, z = values((8, 4), (8, 3), (8, 2))
+    converted = layers.convert(model)
+    assert classes(converted) == ["FusedDense"] * 2
+    histories = [
+        each.fit(x, {"left": y, "right": z}, shuffle=False, verbose=0).history
+        for each in (model, converted, layers.revert(layers.convert(model)))
+    ]
+    assert histories[0].keys() == histories[1].keys() == histories[2].keys()
+
+
 def test_unknown_loss_leaves_it_uncompiled():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", lambda y, z: keras.ops.mean(y - z))

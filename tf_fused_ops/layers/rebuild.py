@@ -134,6 +134,8 @@ class Rebuild:
         new = type(model)(inputs, outputs, name=model.name)
         # Not by the property, which sets the layers', too: they may have been set after the model.
         new._trainable = model.trainable
+        # Losses and labels go by them, also where what made an output was taken in.
+        new.output_names = model.output_names
         return new
 
 
