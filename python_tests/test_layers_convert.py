@@ -445,6 +445,27 @@ def test_new_names_differ_from_those_of_a_file(nested):
     assert_same(back(x), model(x))
 
 
+@pytest.mark.parametrize(
+    "activation", [None, "relu", layers.gelu_tanh, keras.layers.LeakyReLU(0.3)]
+)
+def test_activity_regularizer_sees_the_end(activation):
+    """What it is given are the values after side input and activation, also in stock layers."""
+    inputs = keras.Input((4,))
+    options = {"activation": activation, "activity_regularizer": "l2"}
+    x = layers.FusedDense(4, **options)(inputs)
+    x = layers.FusedBatchNormalization(**options)(x)
+    x = layers.FusedDense(4, **options)(x, side_input=inputs)
+    model = keras.Model(inputs, x)
+    for layer in model.layers:
+        randomize(layer)
+    back = layers.revert(model)
+    assert not any(isinstance(layer, KINDS) for layer in back._flatten_layers())
+    (x,) = values((6, 4))
+    for training in (False, True):
+        assert_same(back(x, training=training), model(x, training=training), units=256)
+        assert_same(back.losses, model.losses, units=256)
+
+
 def test_twice_is_once():
     inputs = keras.Input((6, 6, 4))
     once = layers.convert(keras.Model(inputs, _block(inputs, 4, True)))

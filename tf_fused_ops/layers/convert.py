@@ -142,7 +142,7 @@ class _Revert(Rebuild):
         if side is not None:
             # Keras's networks write the shortcut first; the order of layers follows from it.
             y = self._named(lambda: keras.layers.Add(dtype=layer.dtype_policy))([side, y])
-        if layer.activation is gelu_tanh:
+        if layer.activation is gelu_tanh and layer.activity_regularizer is None:
             # An operation, since no stock layer has a name for it.
             return self._named(lambda: Gelu(approximate=True))(y)
         return self._activation(layer)(y) if split else y
@@ -151,6 +151,8 @@ class _Revert(Rebuild):
         def make():
             config = layer.get_config()
             config.pop("winograd", None)
+            if split:
+                config.pop("activity_regularizer", None)
             if _is_batch_norm(layer):
                 del config["activation"]
             else:
@@ -160,13 +162,15 @@ class _Revert(Rebuild):
         return self.layer(layer, make)
 
     def _activation(self, layer):
-        """Returns a layer with the activation of a fused layer."""
+        """Returns a layer with the activation and the activity regularizer of a fused layer."""
 
         def make():
-            activation = _copy(layer.activation)
-            if isinstance(activation, keras.Layer):
-                return activation
-            return keras.layers.Activation(activation, dtype=layer.dtype_policy)
+            made = _copy(layer.activation)
+            if not isinstance(made, keras.Layer):
+                made = keras.layers.Activation(made, dtype=layer.dtype_policy)
+            if layer.activity_regularizer is not None:
+                made.activity_regularizer = layer.activity_regularizer
+            return made
 
         return self._named(make)
 
@@ -186,12 +190,12 @@ def _is_batch_norm(layer):
 
 
 def _splits(layer):
-    """Whether the activation needs a layer of its own next to the stock layer."""
-    if layer.activation is keras.activations.linear:
-        return False
+    """Whether what becomes of the values needs a layer of its own next to the stock layer."""
+    active = layer.activation is not keras.activations.linear
     # A layer may be called with a side input in one place and without in another.
-    with_side = any(len(node.input_tensors) > 1 for node in layer._inbound_nodes)
-    return _is_batch_norm(layer) or with_side or layer.activation is gelu_tanh
+    if any(len(node.input_tensors) > 1 for node in layer._inbound_nodes):
+        return active or layer.activity_regularizer is not None
+    return active and (_is_batch_norm(layer) or layer.activation is gelu_tanh)
 
 
 def _copy(activation):
