@@ -382,22 +382,23 @@ class FilterGradientWork {
           const std::int64_t columns = s_.out_c - panel * kColumns;
           const int num_columns = static_cast<int>(Min(columns, kColumns));
           A edge[kTileRows * kColumns];
-          A* c = sums + panel * p_.PanelSize<A>() + (first_row + i) * kColumns;
+          A* c = edge;
           std::int64_t c_stride = kColumns;
           T* to = nullptr;
-          // Not of T, or with a vector that reaches over the end of a row.
           bool in_edge = false;
-          if (p_.in_place) {
+          if (!p_.in_place) {
+            c = sums + panel * p_.PanelSize<A>() + (first_row + i) * kColumns;
+          } else {
             to = g_.filters_gradient + out + i * map_.row + panel * kColumns;
+            // Not of T, or with a vector that reaches over the end of a row.
             in_edge = !kHoldsOperands<T> || num_columns % kLanes<A> != 0;
-            c = edge;
-          }
-          if constexpr (std::is_same_v<T, A>) {
-            if (in_edge && !band.first)
-              CopyRows(to, map_.row, num_rows, num_columns, edge);
-            if (p_.in_place && !in_edge) {
-              c = to;
-              c_stride = map_.row;
+            if constexpr (std::is_same_v<T, A>) {
+              if (!in_edge) {
+                c = to;
+                c_stride = map_.row;
+              } else if (!band.first) {
+                CopyRows(to, map_.row, num_rows, num_columns, edge);
+              }
             }
           }
           TileOperands<E> tile{block.x + runs_[run].offset + i,
