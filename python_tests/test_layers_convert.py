@@ -466,6 +466,55 @@ def test_activity_regularizer_sees_the_end(activation):
         assert_same(back.losses, model.losses, units=256)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.layers.LeakyReLU(0.3, activity_regularizer="l1"),
+        lambda: keras.layers.PReLU("uniform"),
+        lambda: keras.layers.PReLU("uniform", activity_regularizer="l1"),
+    ],
+)
+def test_layers_as_activations_keep_what_is_theirs(make):
+    """Weights, also those that the first call makes, and regularizers."""
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(4, activation=make())(inputs)
+    x = layers.FusedBatchNormalization(activation=make())(x)
+    x = layers.FusedDense(4, activation=make())(x, side_input=inputs)
+    model = keras.Model(inputs, x)
+    (x,) = values((6, 4))
+    layers.revert(layers.convert(model))(x)  # before there are weights
+    model(x)
+    for other in (layers.convert(model), layers.revert(layers.convert(model))):
+        assert_same(other(x), model(x))
+        assert len(other.losses) == len(model.losses)
+        assert_same(other.losses, model.losses)
+
+
+def test_new_names_differ_from_those_of_inputs():
+    keras.backend.clear_session()
+    inputs = keras.Input((4,), name="add"), keras.Input((4,), name="activation")
+    x = layers.FusedBatchNormalization(activation="relu")(inputs[0], side_input=inputs[1])
+    back = layers.revert(keras.Model(inputs, x))
+    assert [layer.name for layer in back.layers[-2:]] == ["add_1", "activation_1"]
+
+
+class Swish(keras.layers.Layer):
+    """An activation that always has the same name."""
+
+    def __init__(self, **_):
+        super().__init__(name="swish")
+
+    def call(self, x):
+        return x * tf.sigmoid(x)
+
+
+def test_a_name_that_cannot_be_changed_is_refused():
+    inputs = keras.Input((4,))
+    x = layers.FusedBatchNormalization(activation=Swish())(Swish()(inputs))
+    with pytest.raises(ValueError, match='The name "swish" is used 2 times'):
+        layers.revert(keras.Model(inputs, x))
+
+
 def test_twice_is_once():
     inputs = keras.Input((6, 6, 4))
     once = layers.convert(keras.Model(inputs, _block(inputs, 4, True)))

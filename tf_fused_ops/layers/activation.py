@@ -84,6 +84,8 @@ def fusable(activation):
 
 def _of_layer(layer):
     kind = type(layer)
+    if layer.activity_regularizer is not None:  # which is applied in the layer's own call
+        return None
     if kind is keras.layers.Activation:
         return fusable(layer.activation)
     if kind is keras.layers.ELU and layer.alpha == 1:

@@ -43,7 +43,8 @@ def revert(model):
 
     Returns:
         A new model with the same weights and the same outputs. It loads without tf_fused_ops, but
-        for a sequential one with `gelu_tanh`, which no stock layer computes.
+        for `gelu_tanh` in a sequential one or with an activity regularizer, which no stock layer
+        computes.
 
     Raises:
         ValueError: The model, or one inside it, is a subclassed one.
@@ -118,6 +119,17 @@ def _why_kept(holder):
 
 
 class _Revert(Rebuild):
+    def run(self, model):
+        self._model = model
+        return super().run(model)
+
+    @functools.cached_property
+    def _names(self):
+        """The names of all layers, inputs too, and operations."""
+        steps = (step for steps in self.survey.steps.values() for step in steps)
+        names = {step.operation.name for step in steps}
+        return names | {layer.name for layer in self._model._flatten_layers()}
+
     def plan(self, steps, outputs):
         return {
             step: functools.partial(self._call, step)
@@ -172,6 +184,8 @@ class _Revert(Rebuild):
                 made.activity_regularizer = layer.activity_regularizer
             return made
 
+        if isinstance(layer.activation, keras.Layer):  # which may have weights
+            return self.layer(layer.activation, lambda: self._named(make))
         return self._named(make)
 
     def _named(self, make):
@@ -179,9 +193,11 @@ class _Revert(Rebuild):
 
         Keras numbers names without a look at those that came from a file.
         """
-        known = {step.operation.name for steps in self.survey.steps.values() for step in steps}
-        while (operation := make()).name in known:
-            pass
+        operation = make()
+        while operation.name in self._names:
+            last, operation = operation, make()
+            if operation.name == last.name:  # the class decides
+                break
         return operation
 
 

@@ -56,7 +56,7 @@ class Rebuild:
         self.survey = Survey(model, self._is_opened, self._verb)
         converted = self.clone(model)
         for old, new in self._made.values():
-            if not self._has_parts(old):
+            if isinstance(old, keras.Layer) and not self._has_parts(old):
                 _copy_state(old, new)
         for old, new in self._made.values():
             # An optimizer asks which variables are trained.
@@ -158,15 +158,22 @@ def _compile(old, new):
 
 def _copy_state(old, new):
     """Copies weights and other variables, such as the states of random generators, and flags."""
-    if not isinstance(old, keras.Layer):
-        return
-    if old.built and not new.built and old.variables:
-        new.build_from_config(old.get_build_config())
-    for source, target in zip(old.variables, new.variables, strict=True):
-        target.assign(source)
-        target.trainable = source.trainable
+    # The activation of a fused layer may be a layer of its own in the new model.
     for source, target in zip(old._flatten_layers(), new._flatten_layers(), strict=False):
+        if source.built:
+            # Activations are built in the first call.
+            if not target.built and source.variables:
+                target.build_from_config(source.get_build_config())
+            for given, variable in zip(_own(source), _own(target), strict=True):
+                variable.assign(given)
+                variable.trainable = given.trainable
         target._trainable = source.trainable
     # Layers that keep values derived from their variables.
     if old.built and hasattr(new, "finalize_state"):
         new.finalize_state()
+
+
+def _own(layer):
+    """Returns the variables of a layer that are not those of layers in it."""
+    inner = {id(v) for held in layer._flatten_layers(include_self=False) for v in held.variables}
+    return [variable for variable in layer.variables if id(variable) not in inner]
