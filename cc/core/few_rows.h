@@ -36,9 +36,9 @@ constexpr std::int64_t kMostParts = 8;
 template <class T>
 bool HasFewRows(const Correlation<T>& c) {
   const Windows<T>& x = c.x;
-  return c.block == nullptr && x.batch * x.grid_h == 1 && x.grid_w >= 1 &&
-         x.grid_w <= kFewRows && x.taps.count == 1 && x.taps.min_h == 0 &&
-         x.taps.min_w == 0 && x.stride_w == 1 && c.out_channels > 0 &&
+  return x.batch * x.grid_h == 1 && x.grid_w >= 1 && x.grid_w <= kFewRows &&
+         x.taps.count == 1 && x.taps.min_h == 0 && x.taps.min_w == 0 &&
+         x.stride_w == 1 && c.out_channels > 0 &&
          (c.filter_map.column == 1 ||
           x.channels >= kLeastDotVectors * kLanes<Accumulator<T>>);
 }

@@ -66,7 +66,9 @@ struct FilterGradientPlan {
   std::int64_t image_pitch;
   std::int64_t num_bands, panels, rows;
   std::int64_t slices, groups, panels_per_group, fitting_panels;
-  bool in_place;  // the filter gradient itself holds the sums
+  // The filter gradient itself holds the sums; of 16-bit types, which have no
+  // more than one band then, takes them as they are done.
+  bool in_place;
   // Its rows are written from one end to the other, panel after panel: columns
   // that lie pages apart take several times as long (measured with AVX-512, up
   // to 16 rows of 4096x4096).
