@@ -8,6 +8,8 @@ from remapping import FUSED, op_counts
 
 from tf_fused_ops import layers
 
+KINDS = (layers.FusedConv2D, layers.FusedBatchNormalization, layers.FusedDense)
+
 Case = collections.namedtuple("Case", "fused stock options shape output_shape op")
 
 CASES = {
@@ -116,6 +118,12 @@ def call(layer, x, side=None, training=False):
     """Calls a fused layer; only batch norm is told about training."""
     options = {"training": training} if "batch" in layer.name else {}
     return layer(x, **options) if side is None else layer(x, side, **options)
+
+
+def classes(model):
+    """Returns the class names of a model's layers, without inputs."""
+    names = [type(layer).__name__ for layer in model.layers]
+    return [name for name in names if name != "InputLayer"]
 
 
 def randomize(layer):
