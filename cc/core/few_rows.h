@@ -153,9 +153,8 @@ bool AddRowsOfFilters(const Correlation<T>& c, const Parallel& parallel,
   const std::int64_t chunks = CeilDiv(columns, most_columns);
   const std::int64_t chunk_elements = depth * Min(columns, most_columns);
   const std::int64_t wanted_parts =
-      Max(Min(chunk_elements / kChunkElements + 1,
-              kMostParts * kRowsTogether / Max(rows, kRowsTogether)),
-          1);
+      Min(chunk_elements / kChunkElements + 1,
+          kMostParts * kRowsTogether / Max(rows, kRowsTogether));
   const std::int64_t part_rows =
       Max(CeilDiv(EvenPart(depth, CeilDiv(depth, wanted_parts)), kTogether),
           1) *
