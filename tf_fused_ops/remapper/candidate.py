@@ -59,6 +59,11 @@ class Candidate:
         """The op by which reports name the place."""
         return self.match.outputs["y"].op if self.forward else self.nodes[-1]
 
+    @property
+    def dtype(self):
+        """The dtype for which there must be kernels."""
+        return self.match.outputs["y"].dtype
+
     @functools.cached_property
     def nodes(self):
         """All ops to replace, forward first."""
@@ -96,10 +101,10 @@ class Candidate:
         return None
 
     def _kernels(self):
-        dtype, device = self.match.outputs["y"].dtype, kernels.device_type(self.nodes[-1].device)
+        device = kernels.device_type(self.nodes[-1].device)
         for op_type in self.rule.fused_ops:
-            if not kernels.has_kernel(op_type, dtype, device):
-                return f"{op_type} has no {dtype.name} kernel on {device}"
+            if not kernels.has_kernel(op_type, self.dtype, device):
+                return f"{op_type} has no {self.dtype.name} kernel on {device}"
         return None
 
     def _devices(self):

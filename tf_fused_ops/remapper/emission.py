@@ -23,24 +23,31 @@ def emit(op_type, *inputs, name, **attrs):
     Returns:
         The outputs, by name; a list of outputs has one tensor or none.
     """
-    arguments, results = _signature(op_type)
+    _, results = _signature(op_type)
+    op = add(op_type, *inputs, name=name, **attrs)
+    names = [name for name, number_attr in results if not number_attr or attrs.get(number_attr)]
+    return dict(zip(names, op.outputs, strict=True))
+
+
+def add(op_type, *inputs, name, **attrs):
+    """Adds an op as `emit` does; returns the op."""
+    arguments, _ = _signature(op_type)
     flat, protos = [], {}
     for (number_attr, type_attr), value in zip(arguments, inputs, strict=True):
         if number_attr:
             protos[number_attr] = AttrValue(i=len(value))
             flat += value
         else:
-            protos[type_attr] = AttrValue(type=value.dtype.as_datatype_enum)
             flat.append(value)
+            if type_attr:
+                protos[type_attr] = AttrValue(type=value.dtype.as_datatype_enum)
     for key, value in attrs.items():
         proto = _attribute(op_type, key, tuple(value) if isinstance(value, list) else value)
         if proto is not None:
             protos[key] = proto
     # Without the search for deprecated arguments that `create_op` makes.
     graph = tf.compat.v1.get_default_graph()
-    op = graph._create_op_internal(op_type, flat, name=name, attrs=protos)
-    names = [name for name, number_attr in results if not number_attr or attrs.get(number_attr)]
-    return dict(zip(names, op.outputs, strict=True))
+    return graph._create_op_internal(op_type, flat, name=name, attrs=protos)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ nodes are replaced.
 
 import collections
 import functools
+import math
 
 from tensorflow.python.framework import tensor_util
 
@@ -186,6 +187,13 @@ class GraphView:
                     self._note_inputs(other)
             ops = _topological(self._before)
             self.position = {op: place for place, op in enumerate(ops)}
+
+    def append(self, op):
+        """Indexes a new op that comes after all others."""
+        self._note_inputs(op)
+        self._live.add(op)
+        self._index(op)
+        self.position[op] = math.inf
 
     def reaches(self, starts, ends):
         """Returns whether any of `ends` is, or depends on, any of `starts`."""

@@ -12,7 +12,7 @@ def hide(graph, ops):
 
     Args:
         graph: A tf.Graph.
-        ops: Stateless ops, consumers before producers.
+        ops: Ops, consumers before producers.
     """
     hidden = getattr(graph, "_tfo_hidden", None)
     if hidden is None:

@@ -81,8 +81,12 @@ class Matcher:
         Returns:
             A Binding or None.
         """
+        return self._best(self.matches(op, names))
+
+    def matches(self, op, names):
+        """Yields every Binding that `match` may return."""
         todo = self._pattern.ancestors(names)
-        return self._best(self._solve_any(Binding(), [(self._pattern.anchor, op)], [], todo))
+        return self._solve_any(Binding(), [(self._pattern.anchor, op)], [], todo)
 
     def resume(self, binding, names):
         """Adds the nodes that the named outputs need to a binding of the pattern's first nodes.

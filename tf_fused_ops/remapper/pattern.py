@@ -87,14 +87,14 @@ class Pattern:
     Attributes:
         nodes: PatternNodes, inputs first.
         outputs: Name -> Port, or Operand if it is one.
-        spec: The tf.TensorSpec of the output "y".
+        spec: The tf.TensorSpec of the output "y", if there is one.
         anchor: Index of the node at which a search begins, if it begins in this pattern.
         entry: For code that follows other code, the types of the ops that read what that makes.
     """
 
     nodes: tuple
     outputs: dict
-    spec: tf.TensorSpec
+    spec: tf.TensorSpec | None
     anchor: int | None = None
     entry: frozenset = frozenset()
 
@@ -123,7 +123,7 @@ def trace(function, specs, anchor=None, free=(), parameters=None):
 
     Args:
         function: Takes a dict of the parameters, and the operands by name; returns a dict of named
-            output tensors; None entries are dropped.
+            output tensors, or of ops for what they do to variables; None entries are dropped.
         specs: Operand name -> tf.TensorSpec.
         anchor: The op type at which a search begins (its first occurrence), if one does.
         free: (op type, attribute) pairs that a match may have any value of.
@@ -298,6 +298,8 @@ def _extract(graph, operands, outputs, anchor, free=(), parameters=None):
     def value(tensor):
         if id(tensor) in given:
             return given[id(tensor)]
+        if isinstance(tensor, tf.Operation):
+            return Port(index[tensor], 0)
         if tensor.op.type == "Const":
             return Literal(tensor_util.MakeNdarray(tensor.op.get_attr("value")))
         return Port(index[tensor.op], tensor.value_index)
@@ -306,17 +308,19 @@ def _extract(graph, operands, outputs, anchor, free=(), parameters=None):
         attrs = {k: v for k, v in semantic_attrs(op.node_def).items() if (op.type, k) not in free}
         return PatternNode(op.type, attrs, tuple(map(value, op.inputs)), op.type in _COMMUTATIVE)
 
+    y = outputs.get("y")
     return Pattern(
         nodes=tuple(map(node, ops)),
         outputs={name: value(tensor) for name, tensor in outputs.items()},
-        spec=tf.TensorSpec(outputs["y"].shape, outputs["y"].dtype),
+        spec=None if y is None else tf.TensorSpec(y.shape, y.dtype),
         anchor=next((index[op] for op in ops if op.type == anchor), None),
     )
 
 
 def needed_ops(graph, outputs):
-    """Returns the ops between placeholders and outputs, inputs first, without constants."""
-    stack, needed = [tensor.op for tensor in outputs], set()
+    """Returns the ops between placeholders and outputs (tensors or ops), inputs first, without
+    constants."""
+    stack, needed = [getattr(output, "op", output) for output in outputs], set()
     while stack:
         op = stack.pop()
         if op not in needed and op.type not in ("Placeholder", "Const"):

@@ -15,7 +15,15 @@ import time
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from tf_fused_ops.remapper import custom_gradients, hiding, log, rules, search, source
+from tf_fused_ops.remapper import (
+    custom_gradients,
+    hiding,
+    log,
+    rules,
+    search,
+    source,
+    variable_updates,
+)
 from tf_fused_ops.remapper.candidate import Candidate
 from tf_fused_ops.remapper.graph import GraphView
 from tf_fused_ops.remapper.report import Fusion, Refusal, Report
@@ -69,6 +77,7 @@ def remap_graph(
     name=None,
     identify_gradient=custom_gradients.identify,
     withheld=(),
+    in_program_order=False,
 ):
     """Rewrites a graph in place.
 
@@ -80,6 +89,8 @@ def remap_graph(
         identify_gradient: What tells the overridden gradients of ops apart: one of the functions of
             `custom_gradients`.
         withheld: Tensors that fused ops must not read.
+        in_program_order: Whether the ops were made in the order in which they take effect, and get
+            control dependencies that keep it only later.
 
     Returns:
         (outputs, each replaced by its fused counterpart if it has one; Report).
@@ -89,7 +100,7 @@ def remap_graph(
     view = functools.partial(GraphView, identify_gradient=identify_gradient, withheld=withheld)
     rewriter = _Rewriter(graph, outputs, options, name or graph.name, view)
     with _collector_paused():
-        rewriter.run()
+        rewriter.run(in_program_order)
     rewriter.report.seconds = time.perf_counter() - start
     return rewriter.outputs, rewriter.report
 
@@ -107,9 +118,12 @@ class _Rewriter:
         self._groups = {}
         self._refused = {}
 
-    def run(self):
-        """Sweeps until nothing changes, then so with the rules that come last."""
+    def run(self, in_program_order):
+        """Sweeps until nothing changes, then so with the rules that come last, then once for
+        updates of variables."""
         begins = self._gradient_ops.keys() | self._anchors(False) | self._anchors(True)
+        updates = variable_updates.ANCHORS if in_program_order else ()
+        begins |= set(updates)
         if not any(op.type in begins for op in self.graph.get_operations()):
             return
         self.view = self._make_view(self.graph, self.outputs)
@@ -119,6 +133,8 @@ class _Rewriter:
             self.view.bury()
             while self._sweep(last=True):
                 pass
+            for anchor in self._upwards(updates):
+                self._try_update(anchor)
         self.report.refused = list(self._refused.values())
         if self.report.fused:
             hiding.hide(self.graph, self.view.leftovers())
@@ -190,6 +206,35 @@ class _Rewriter:
             self._replace(candidate)
         return reason is None
 
+    def _try_update(self, anchor):
+        """Replaces the update of a variable that ends at an op."""
+        refused = []
+        for candidate in variable_updates.candidates(self.view, anchor, self._options):
+            reason = candidate.objection()
+            if reason is None:
+                self._replace_update(candidate)
+                return
+            refused.append((candidate, reason))
+        for candidate, reason in refused[:1]:
+            self._refuse(candidate, reason)
+
+    def _replace_update(self, candidate):
+        rule, match = candidate.rule, candidate.match
+        message = "Fuse {}: {}".format(*rule.describe(match))
+        self.view.remove(candidate.nodes)
+        with emitting(candidate.nodes[-1].device, candidate.controls(candidate.nodes)):
+            fused = rule.fuse(match, training=False)
+        self.view.append(fused)
+        self._record(candidate, (message,), (fused.name,), 0)
+
+    def _record(self, candidate, messages, fused, gradients):
+        """Puts a replacement into the log and the report."""
+        for message in messages:
+            log.vlog(log.FUSION, message)
+        nodes, origin = candidate.nodes, source.Origin(candidate.match.nodes[0])
+        names = tuple(op.name for op in nodes)
+        self.report.fused.append(Fusion(candidate.name, names, fused, messages, gradients, origin))
+
     def _usable(self, *kind):
         if kind not in self._groups:
             op_type, dtype, last = kind
@@ -225,11 +270,8 @@ class _Rewriter:
                         if others and name in gradients:
                             gradients[name] = tf.add_n([gradients[name], *others])
                 self._swap(names, gradients)
-        for message in messages:
-            log.vlog(log.FUSION, message)
-        nodes, names = (tuple(op.name for op in ops) for ops in (candidate.nodes, emitted))
-        gradients, origin = len(names) - candidate.forward, source.Origin(match.nodes[0])
-        self.report.fused.append(Fusion(candidate.name, nodes, names, messages, gradients, origin))
+        names = tuple(op.name for op in emitted)
+        self._record(candidate, messages, names, len(names) - candidate.forward)
 
     def _swap(self, old, new):
         """Replaces old tensors by the new ones of the same names."""

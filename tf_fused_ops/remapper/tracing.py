@@ -88,7 +88,12 @@ def finish(outputs, session):
         )
         log.vlog(log.FUSION, f"{graph.name} is left alone: {report.skipped}")
     else:
-        new, report = rewriter.remap_graph(graph, tensors, session.options)
+        new, report = rewriter.remap_graph(
+            graph,
+            tensors,
+            session.options,
+            in_program_order=graph._add_control_dependencies,
+        )
         changed = {id(a): b for a, b in zip(tensors, new, strict=True) if a is not b}
         if changed:
             flat = [changed.get(id(value), value) for value in flat]

@@ -1,0 +1,190 @@
+"""Rules for what optimizers do to variables: several passes over memory become one.
+
+What they stand for has no outputs but what it leaves in variables, so nothing but the order of the
+program says what reads what. They are looked for only in a graph that is being traced, whose ops
+are in that order and get their control dependencies later. The fused ops are TensorFlow's own.
+"""
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import tensorflow as tf
+from tensorflow.python.ops import handle_data_util
+
+from tf_fused_ops.remapper import pattern
+from tf_fused_ops.remapper.candidate import Candidate
+from tf_fused_ops.remapper.emission import add
+from tf_fused_ops.remapper.matcher import Matcher
+from tf_fused_ops.remapper.rule import Match, Rule
+
+_FREE = {("AssignVariableOp", "validate_shape")}
+# What must be in the order of the stock code; arithmetic need not be.
+_ORDERED = ("ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+
+
+class VariableUpdate(Rule):
+    """One formula by which optimizers change a variable.
+
+    Attributes:
+        resources: The operands that are variables, in the order of the fused op's inputs.
+    """
+
+    resources: tuple
+    differentiable = ()
+
+    def check(self, match):
+        gradient, *handles = map(match.operands.get, ("gradient", *self.resources))
+        for handle in handles:
+            shape = _shape(handle)
+            if not gradient.shape.is_fully_defined() or gradient.shape != shape:
+                return (
+                    f"{gradient.name} of shape {gradient.shape} may broadcast to "
+                    f"{handle.op.name} of shape {shape}"
+                )
+        return None
+
+    def fuse(self, match, training):
+        operands = {name: match.operands[name] for name in self.operands}
+        name = f"{match.nodes[-1].name}_fused"
+        (op_type,) = self.fused_ops
+        return add(op_type, *operands.values(), name=name, use_locking=True, **self.fused_attrs)
+
+    def describe(self, match):
+        names = (f"{name}={match.operands[name].op.name}" for name in (*self.resources, "gradient"))
+        return self.label_text, " ".join(names)
+
+
+class GradientDescent(VariableUpdate):
+    """variable -= rate * gradient."""
+
+    family = "gradient_descent"
+    label_text = "gradient descent"
+    anchor = "AssignSubVariableOp"
+    resources = ("variable",)
+    operands: ClassVar = {"variable": (0,), "rate": (0,), "gradient": ()}
+    fused_ops = ("ResourceApplyGradientDescent",)
+    fused_attrs: ClassVar = {}
+
+    def stock(self, attrs, variable, rate, gradient):
+        step = tf.raw_ops.Mul(x=gradient, y=rate)
+        return {"variable": tf.raw_ops.AssignSubVariableOp(resource=variable, value=step)}
+
+
+class Momentum(VariableUpdate):
+    """velocity = momentum * velocity - rate * gradient; variable += velocity."""
+
+    family = "momentum"
+    label_text = "gradient descent with momentum"
+    anchor = "AssignAddVariableOp"
+    resources = ("variable", "velocity")
+    operands: ClassVar = {
+        "variable": (0,), "velocity": (0,), "rate": (0,), "gradient": (), "momentum": (0,)
+    }  # fmt: skip
+    fused_ops = ("ResourceApplyKerasMomentum",)
+    fused_attrs: ClassVar = {"use_nesterov": False}
+
+    def stock(self, attrs, variable, velocity, rate, gradient, momentum):
+        old = _read(velocity, gradient.dtype)
+        new = _decayed(old, momentum, gradient, rate)
+        kept = tf.raw_ops.AssignVariableOp(resource=velocity, value=new)
+        step = self._step(_read(velocity, gradient.dtype), momentum, gradient, rate)
+        changed = tf.raw_ops.AssignAddVariableOp(resource=variable, value=step)
+        return {"velocity": kept, "variable": changed}
+
+    def _step(self, velocity, momentum, gradient, rate):
+        return velocity
+
+
+class NesterovMomentum(Momentum):
+    """As momentum, but variable += momentum * velocity - rate * gradient."""
+
+    family = "nesterov_momentum"
+    label_text = "gradient descent with Nesterov's momentum"
+    fused_attrs: ClassVar = {"use_nesterov": True}
+
+    def _step(self, velocity, momentum, gradient, rate):
+        return _decayed(velocity, momentum, gradient, rate)
+
+
+UPDATES = (GradientDescent(), Momentum(), NesterovMomentum())
+ANCHORS = frozenset(rule.anchor for rule in UPDATES)
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateCandidate(Candidate):
+    """A proposed replacement of an update."""
+
+    @property
+    def root(self):
+        return self.nodes[-1]
+
+    @property
+    def dtype(self):
+        return self.match.operands["gradient"].dtype
+
+    def _cycles(self):
+        """Looks at the order of the program instead, at whose end the fused op is."""
+        place = self.view.position
+        for name in self.rule.resources:
+            handle = self.match.operands[name]
+            users = [op for op, _ in self.view.consumers(handle)]
+            begin = min(place[op] for op in users if op in self._inside)
+            for op in users:
+                if place[op] > begin and op not in self._inside:
+                    return f"{op.name} uses {name} {handle.op.name} meanwhile or afterwards"
+        return None
+
+
+def candidates(view, anchor, options):
+    """Returns the updates that may end at an op, those that begin last first.
+
+    Args:
+        view: The GraphView of a graph whose ops are in the order of the program.
+        anchor: A live op of a type in `ANCHORS`.
+        options: RemapOptions.
+    """
+    dtype, found = anchor.inputs[1].dtype, []
+    for rule in UPDATES:
+        if rule.anchor == anchor.type and dtype.is_floating and options.allows(rule.name):
+            traced = _pattern(rule, dtype)
+            for binding in Matcher(traced, view).matches(anchor, traced.outputs):
+                nodes = tuple(op for _, op in sorted(binding.nodes.items()))
+                places = [view.position[op] for op in nodes if op.type in _ORDERED]
+                if places == sorted(places):
+                    match = Match(nodes, _operands(binding), {}, {})
+                    found.append((places, UpdateCandidate(rule, match, (), view)))
+    return [candidate for _, candidate in sorted(found, key=lambda item: item[0], reverse=True)]
+
+
+def _operands(binding):
+    """Returns the operands of a binding with the factors rate and gradient the right way round."""
+    rate, gradient = map(binding.operands.get, ("rate", "gradient"))
+    if (rate.shape.rank or 0) > (gradient.shape.rank or 0):
+        rate, gradient = gradient, rate
+    return binding.operands | {"rate": rate, "gradient": gradient}
+
+
+@functools.cache
+def _pattern(rule, dtype):
+    """Returns the pattern of a rule's stock code for a dtype."""
+    specs = dict.fromkeys(rule.operands, tf.TensorSpec([], dtype))
+    specs |= dict.fromkeys(rule.resources, tf.TensorSpec([], tf.resource))
+    specs["gradient"] = tf.TensorSpec(None, dtype)
+    return pattern.trace(rule.stock, specs, rule.anchor, _FREE)
+
+
+def _shape(handle):
+    """Returns the shape of the variable that a tensor stands for, as far as it is known."""
+    data = handle_data_util.get_resource_handle_data(handle)
+    known = data is not None and data.is_set and len(data.shape_and_type) == 1
+    return tf.TensorShape(data.shape_and_type[0].shape if known else None)
+
+
+def _read(variable, dtype):
+    return tf.raw_ops.ReadVariableOp(resource=variable, dtype=dtype)
+
+
+def _decayed(velocity, momentum, gradient, rate):
+    decayed = tf.raw_ops.Mul(x=velocity, y=momentum)
+    return tf.raw_ops.Sub(x=decayed, y=tf.raw_ops.Mul(x=gradient, y=rate))
