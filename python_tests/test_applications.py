@@ -87,11 +87,13 @@ def test_family(name):
     for variable, value in zip(model.variables, start, strict=True):
         variable.assign(value)
     found, found_variables = curve(model, images, labels, accelerate=True)
-    fusions = model.train_step.remap_reports[-1].fused
+    report = model.train_step.remap_reports[-1]
+    counts = report.counts()
     assert losses[0] != losses[1]
     assert_close(found, losses)
     assert_close(found_variables, variables)
-    layers = [fusion for fusion in fusions if fusion.rule != "conv2d_moments"]
-    assert all(fusion.gradients for fusion in layers)
-    moments = len(fusions) - len(layers)
+    layers = [fusion for fusion in report.fused if fusion.gradients]
+    moments, updates = counts.get("conv2d_moments", 0), counts["gradient_descent"]
+    assert updates == len(model.trainable_variables)
+    assert len(report.fused) == len(layers) + moments + updates
     assert (len(fused), len(sides), len(layers), moments, folded, padded) == EXPECTED[name]

@@ -12,9 +12,10 @@ import viz_programs
 from viz_programs import CONV_SPECS
 
 from tf_fused_ops.cli import main
-from tf_fused_ops.remapper import rules
+from tf_fused_ops.remapper import rules, variable_updates
 
 PROGRAMS = str(Path(__file__).with_name("viz_programs.py"))
+NAMES = {rule.name for rule in (*rules.RULES, *variable_updates.UPDATES)}
 CONV = "float32[2,8,8,4], float32[3,3,4,8], float32[8]"
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -98,7 +99,7 @@ def test_required_claims(claim, status, capsys):
 def test_rules(capsys):
     assert main(["rules"]) == 0
     printed = capsys.readouterr().out
-    for name in {rule.name for rule in rules.RULES}:
+    for name in NAMES:
         assert f"  {name} " in printed
     assert "tf.nn.gelu(x, approximate=True)" in printed and "on: CPU (" in printed
 
@@ -114,7 +115,7 @@ def test_one_rule_with_its_code(capsys):
 def test_rules_as_json(capsys):
     assert main(["rules", "--json"]) == 0
     table = json.loads(capsys.readouterr().out)
-    assert {entry["rule"] for entry in table} == {rule.name for rule in rules.RULES}
+    assert {entry["rule"] for entry in table} == NAMES
     for entry in table:
         assert entry["code"][0].startswith("def ") and all(entry["spellings"])
 

@@ -440,4 +440,5 @@ print(report.counts(), sum(fusion.gradients for fusion in report.fused))
 
 
 def test_mirrored_strategy(run_python):
-    assert "{'matmul_bias_relu': 2} 2" in run_python(MIRRORED)
+    counts = {"matmul_bias_relu": 2, "gradient_descent": 4}
+    assert f"{counts} 2" in run_python(MIRRORED)

@@ -245,6 +245,26 @@ def test_rate_that_is_a_vector():
     assert "has rank 1" in reasons(compiled)["momentum"]
 
 
+def test_gradient_of_an_unknown_batch():
+    """Its shape is known once the dense layer is fused."""
+    results = []
+    for decorator in (tf.function, function):
+        kernel = tf.Variable(values((3, 4), seed=2)[0])
+
+        @decorator(input_signature=[tf.TensorSpec([None, None, 3])])
+        def step(x, kernel=kernel):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.nn.relu(tf.tensordot(x, kernel, 1) + tf.ones(4)))
+            (gradient,) = tape.gradient(loss, [kernel])
+            kernel.assign_sub(0.1 * tf.identity(gradient))
+            return loss
+
+        step(values((2, 5, 3))[0])
+        results.append(kernel.numpy())
+    assert_close("kernel", *reversed(results), "float32")
+    assert rule_counts(step) == {"dense_bias_relu": 1, "gradient_descent": 1}
+
+
 def test_variable_of_unknown_shape():
     variable = tf.Variable([1.0, 2.0], shape=tf.TensorShape(None))
 

@@ -265,6 +265,8 @@ class _Rewriter:
                 with emitting(backward.nodes[0].device, candidate.controls(backward.nodes)):
                     dy = moved.get(backward.dy.ref(), backward.dy)
                     gradients = rule.fuse_gradient(taken, fused, dy, names)
+                    for name in gradients.keys() & match.operands.keys():
+                        gradients[name].set_shape(match.operands[name].shape)
                     emitted.append(_maker(gradients))
                     for name, others in backward.spare.items():
                         if others and name in gradients:

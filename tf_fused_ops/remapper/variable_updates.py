@@ -34,8 +34,8 @@ class VariableUpdate(Rule):
     differentiable = ()
 
     def check(self, match):
-        gradient, *handles = map(match.operands.get, ("gradient", *self.resources))
-        for handle in handles:
+        gradient = _passed(match.operands["gradient"])
+        for handle in map(match.operands.get, self.resources):
             shape = _shape(handle)
             if not gradient.shape.is_fully_defined() or gradient.shape != shape:
                 return (
@@ -85,14 +85,19 @@ class Momentum(VariableUpdate):
     fused_attrs: ClassVar = {"use_nesterov": False}
 
     def stock(self, attrs, variable, velocity, rate, gradient, momentum):
-        old = _read(velocity, gradient.dtype)
-        new = _decayed(old, momentum, gradient, rate)
-        kept = tf.raw_ops.AssignVariableOp(resource=velocity, value=new)
-        step = self._step(_read(velocity, gradient.dtype), momentum, gradient, rate)
+        old = tf.raw_ops.ReadVariableOp(resource=velocity, dtype=gradient.dtype)
+        decayed = self._decayed(old, rate, gradient, momentum)
+        kept = tf.raw_ops.AssignVariableOp(resource=velocity, value=decayed)
+        new = tf.raw_ops.ReadVariableOp(resource=velocity, dtype=gradient.dtype)
+        step = self._step(new, rate, gradient, momentum)
         changed = tf.raw_ops.AssignAddVariableOp(resource=variable, value=step)
         return {"velocity": kept, "variable": changed}
 
-    def _step(self, velocity, momentum, gradient, rate):
+    def _decayed(self, velocity, rate, gradient, momentum):
+        decayed = tf.raw_ops.Mul(x=velocity, y=momentum)
+        return tf.raw_ops.Sub(x=decayed, y=tf.raw_ops.Mul(x=gradient, y=rate))
+
+    def _step(self, velocity, rate, gradient, momentum):
         return velocity
 
 
@@ -103,8 +108,8 @@ class NesterovMomentum(Momentum):
     label_text = "gradient descent with Nesterov's momentum"
     fused_attrs: ClassVar = {"use_nesterov": True}
 
-    def _step(self, velocity, momentum, gradient, rate):
-        return _decayed(velocity, momentum, gradient, rate)
+    def _step(self, velocity, rate, gradient, momentum):
+        return self._decayed(velocity, rate, gradient, momentum)
 
 
 UPDATES = (GradientDescent(), Momentum(), NesterovMomentum())
@@ -174,17 +179,15 @@ def _pattern(rule, dtype):
     return pattern.trace(rule.stock, specs, rule.anchor, _FREE)
 
 
+def _passed(tensor):
+    """Returns what an optimizer was given, of which more may be known by now."""
+    while tensor.op.type in ("Identity", "IdentityN"):
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
+
+
 def _shape(handle):
     """Returns the shape of the variable that a tensor stands for, as far as it is known."""
     data = handle_data_util.get_resource_handle_data(handle)
     known = data is not None and data.is_set and len(data.shape_and_type) == 1
     return tf.TensorShape(data.shape_and_type[0].shape if known else None)
-
-
-def _read(variable, dtype):
-    return tf.raw_ops.ReadVariableOp(resource=variable, dtype=dtype)
-
-
-def _decayed(velocity, momentum, gradient, rate):
-    decayed = tf.raw_ops.Mul(x=velocity, y=momentum)
-    return tf.raw_ops.Sub(x=decayed, y=tf.raw_ops.Mul(x=gradient, y=rate))
