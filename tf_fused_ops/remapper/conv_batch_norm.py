@@ -177,8 +177,8 @@ class ConvBatchNormAct(_ConvBatchNorm):
         return super().default_attrs() | {"is_training": False}
 
     def variants(self, view, anchor):
-        if not anchor.get_attr("is_training"):
-            for form in _convolutions(anchor.inputs[0]):
+        if not view.attr(anchor, "is_training"):
+            for form in _convolutions(view, anchor.inputs[0]):
                 yield form | {"is_training": False}
 
     def normalized(self, attrs, input, filters, bias=None, **vectors):
@@ -213,7 +213,7 @@ class ConvGivenBatchNormAct(_ConvBatchNorm):
     normalization = GivenBatchNormAct()
 
     def variants(self, view, anchor):
-        forms = [form for x in _factors(view, anchor) for form in _convolutions(x)]
+        forms = [form for x in _factors(view, anchor) for form in _convolutions(view, x)]
         if forms:
             for attrs in self.normalization.variants(view, anchor):
                 yield from (attrs | form for form in forms)
@@ -271,7 +271,7 @@ class ConvGivenBatchNormAddAct(_AddAct, ConvGivenBatchNormAct):
     differentiable = (*ConvGivenBatchNormAct.differentiable, "side_input")
 
 
-def _convolutions(tensor):
+def _convolutions(view, tensor):
     """Yields the attributes of the variants whose convolution may have made a tensor."""
     op = tensor.op.inputs[0].op if tensor.op.type == "Cast" else tensor.op
     bias_op, conv = None, op
@@ -279,7 +279,7 @@ def _convolutions(tensor):
         bias_op, convs = op.type, [t.op for t in op.inputs if t.shape.rank == 4]
         conv = convs[0] if len(convs) == 1 else op
     if conv.type == "Conv2D":
-        form = {"bias_op": bias_op, "data_format": conv.get_attr("data_format")}
+        form = {"bias_op": bias_op, "data_format": view.attr(conv, "data_format")}
         for padded in (True, False) if conv.inputs[0].op.type == "Pad" else (False,):
             yield form | {"padded": padded}
 

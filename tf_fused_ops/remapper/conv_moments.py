@@ -69,16 +69,16 @@ class ConvMoments(Rule):
 
     def variants(self, view, anchor):
         conv = anchor.inputs[0].op
-        if not anchor.get_attr("training") or conv.type not in ("Conv2D", _CONV):
+        if not view.attr(anchor, "training") or conv.type not in ("Conv2D", _CONV):
             return
         ours = conv.type == _CONV
-        if ours and (conv.get_attr("activation") != b"none" or conv.get_attr("num_moments")):
+        if ours and (view.attr(conv, "activation") != b"none" or view.attr(conv, "num_moments")):
             return
         for attrs in super().variants(view, anchor):
             yield attrs | {
                 "conv": conv.type,
-                "num_bias": conv.get_attr("num_bias") if ours else 0,
-                "num_side_inputs": anchor.get_attr("num_side_inputs"),
+                "num_bias": view.attr(conv, "num_bias") if ours else 0,
+                "num_side_inputs": view.attr(anchor, "num_side_inputs"),
             }
 
     def present(self, attrs):

@@ -14,10 +14,8 @@ import math
 
 from tensorflow.python.framework import tensor_util
 
-from tf_fused_ops.remapper import custom_gradients
+from tf_fused_ops.remapper import attributes, custom_gradients
 
-# Attributes that say how an op runs, not what it computes.
-_INCIDENTAL_ATTRS = frozenset({"use_cudnn_on_gpu"})
 # Set by who wants an op to stay.
 KEEP = "_grappler_do_not_remove"
 
@@ -117,6 +115,11 @@ class GraphView:
         found = self._attrs.get(op)
         return self._read_attrs(op) if found is None else found
 
+    def attr(self, op, name):
+        """Returns the value of an attribute, as `get_attr` of the op does, in less time."""
+        found = self.attrs(op).get(name)
+        return op.get_attr(name) if found is None else attributes.value(found)
+
     def device(self, op):
         """Returns the device that an op was put on."""
         self.attrs(op)
@@ -129,7 +132,7 @@ class GraphView:
 
     def _read_attrs(self, op):
         node_def = op.node_def
-        self._attrs[op] = attrs = semantic_attrs(node_def, self._identify_gradient)
+        self._attrs[op] = attrs = attributes.semantic_attrs(node_def, self._identify_gradient)
         if KEEP in node_def.attr:
             self._kept.add(op)
         if node_def.device:
@@ -258,20 +261,6 @@ class GraphView:
         op._remove_all_control_inputs()
         op._add_control_inputs(dict.fromkeys(inputs))
         self._note_inputs(op)
-
-
-def semantic_attrs(node_def, identify_gradient=custom_gradients.identify):
-    """Returns the attributes of an op that decide what it, or its gradient, computes."""
-    attrs = {}
-    for name, value in node_def.attr.items():
-        if not name.startswith("_"):
-            if name not in _INCIDENTAL_ATTRS:
-                attrs[name] = value
-        elif name == custom_gradients.ATTRIBUTE:
-            identity = identify_gradient(value.s.decode())
-            if identity is not None:
-                attrs[name] = identity
-    return attrs
 
 
 def _live_ops(ops, before, outputs):

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import func_graph, tensor_util
 
-from tf_fused_ops.remapper.graph import semantic_attrs
+from tf_fused_ops.remapper.attributes import semantic_attrs
 
 _COMMUTATIVE = frozenset({"Add", "AddV2", "AddN", "Mul", "Maximum", "Minimum", "SquaredDifference"})
 

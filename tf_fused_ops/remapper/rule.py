@@ -141,7 +141,7 @@ class Rule(abc.ABC):
 
     def variants(self, view, anchor):
         """Yields the forms that a core may have at an anchor, as {attribute: value}."""
-        yield {name: anchor.get_attr(name) for name in self.keyed}
+        yield {name: view.attr(anchor, name) for name in self.keyed}
 
     def forms(self, view):
         """Yields the forms of what is added to the core, as {attribute: value}."""

@@ -109,7 +109,7 @@ def _longer_matches(view, dtype, branch, variant, binding):
     """Yields what `forward_matches` returns for a branch whose rule is bound."""
     traced = _forward_pattern(branch.rule, dtype, _hashable(variant))
     if branch.usable:
-        yield branch.rule, _match(branch.rule, variant, traced, binding), binding.mismatch
+        yield branch.rule, _match(view, branch.rule, variant, traced, binding), binding.mismatch
     readers = {view.types[op] for op, _ in view.consumers(_tensor(traced, binding, "y"))}
     for longer in branch.longer:
         rule = longer.rule
@@ -235,12 +235,12 @@ def _extend(matcher, binding, names, used):
     return binding
 
 
-def _match(rule, variant, traced, binding):
+def _match(view, rule, variant, traced, binding):
     """Turns a matcher's binding into what rules work with."""
     nodes = tuple(op for _, op in sorted(binding.nodes.items()))
     attrs = rule.default_attrs() | variant
     for op in nodes:
-        attrs |= {name: op.get_attr(name) for name in rule.captured.get(op.type, ())}
+        attrs |= {name: view.attr(op, name) for name in rule.captured.get(view.types[op], ())}
     attrs |= {name: value.tolist() for name, value in binding.parameters.items()}
     return Match(
         nodes=nodes,
