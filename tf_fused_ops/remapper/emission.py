@@ -1,14 +1,16 @@
 """Adds fused ops to a graph.
 
 The wrappers that TensorFlow generates for an op also convert what they are given, ask for defaults
-and open a name scope, which takes longer than adding the op.
+and open a name scope, which takes longer than adding the op. `Graph.create_op` makes and parses
+protos of every attribute, where here one that is serialized already is as good.
 """
 
 import functools
 
 import tensorflow as tf
-from tensorflow.core.framework.attr_value_pb2 import AttrValue
+from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.framework import op_def_library, op_def_registry
+from tensorflow.python.util import tf_stack
 
 
 def emit(op_type, *inputs, name, **attrs):
@@ -23,50 +25,52 @@ def emit(op_type, *inputs, name, **attrs):
     Returns:
         The outputs, by name; a list of outputs has one tensor or none.
     """
-    _, results = _signature(op_type)
     op = add(op_type, *inputs, name=name, **attrs)
-    names = [name for name, number_attr in results if not number_attr or attrs.get(number_attr)]
+    names = [name for name, count in _results(op_type) if not count or attrs.get(count)]
     return dict(zip(names, op.outputs, strict=True))
 
 
 def add(op_type, *inputs, name, **attrs):
-    """Adds an op as `emit` does; returns the op."""
-    arguments, _ = _signature(op_type)
-    flat, protos = [], {}
-    for (number_attr, type_attr), value in zip(arguments, inputs, strict=True):
-        if number_attr:
-            protos[number_attr] = AttrValue(i=len(value))
-            flat += value
-        else:
-            flat.append(value)
-            if type_attr:
-                protos[type_attr] = AttrValue(type=value.dtype.as_datatype_enum)
-    for key, value in attrs.items():
-        proto = _attribute(op_type, key, tuple(value) if isinstance(value, list) else value)
-        if proto is not None:
-            protos[key] = proto
-    # Without the search for deprecated arguments that `create_op` makes.
-    graph = tf.compat.v1.get_default_graph()
-    return graph._create_op_internal(op_type, flat, name=name, attrs=protos)
+    """Adds an op as `emit` does, as `Graph.create_op` would for tensors of the graph itself.
+
+    Returns:
+        The op.
+    """
+    graph, flat = tf.compat.v1.get_default_graph(), []
+    with graph._mutation_lock(), graph._c_graph.get() as c_graph:
+        new = pywrap_tf_session.TF_NewOperation(c_graph, op_type, graph.unique_name(name))
+        for value in inputs:
+            if isinstance(value, list):
+                ends = [tensor._as_tf_output() for tensor in value]
+                pywrap_tf_session.TF_AddInputList(new, ends)
+                flat += value
+            else:
+                pywrap_tf_session.TF_AddInput(new, value._as_tf_output())
+                flat.append(value)
+        for op in graph._control_dependencies_for_inputs({tensor.op for tensor in flat}):
+            pywrap_tf_session.TF_AddControlInput(new, op._c_op)
+        for key, value in attrs.items():
+            proto = _attribute(op_type, key, tuple(value) if isinstance(value, list) else value)
+            if proto is not None:
+                pywrap_tf_session.TF_SetAttrValueProto(new, key, proto)
+        finished = pywrap_tf_session.TF_FinishOperation(new)
+        pywrap_tf_session.TF_SetOpStackTrace(finished, tf_stack.extract_stack(stacklevel=2))
+        op = graph._create_op_from_tf_operation(finished)
+    op._control_flow_post_processing(flat)
+    return op
 
 
 @functools.cache
-def _signature(op_type):
-    """Returns the attributes that inputs decide, and the outputs' names with those that count them.
-
-    An input decides the number of its tensors if it is a list, and their dtype.
-    """
-    op_def = op_def_registry.get(op_type)
-    return (
-        [(argument.number_attr, argument.type_attr) for argument in op_def.input_arg],
-        [(argument.name, argument.number_attr) for argument in op_def.output_arg],
-    )
+def _results(op_type):
+    """Returns the outputs' names with the attributes that count them."""
+    outputs = op_def_registry.get(op_type).output_arg
+    return [(argument.name, argument.number_attr) for argument in outputs]
 
 
 @functools.lru_cache(maxsize=1024)
 def _attribute(op_type, key, value):
-    """Returns an AttrValue; None for the default, since setting takes time and the graph itself
-    sets defaults."""
+    """Returns a serialized AttrValue; None for the default, since setting takes time and the graph
+    itself sets defaults."""
     (attr_def,) = (attr for attr in op_def_registry.get(op_type).attr if attr.name == key)
     proto = op_def_library.value_to_attr_value(value, attr_def.type, key)
-    return None if proto == attr_def.default_value else proto
+    return None if proto == attr_def.default_value else proto.SerializeToString()
