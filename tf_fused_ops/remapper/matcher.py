@@ -201,7 +201,7 @@ class Matcher:
         steps = []
         for node, op in choices:
             wanted = self._pattern.nodes[node]
-            if wanted.type != op.type or op in self._excluded:
+            if wanted.type != self._view.types[op] or op in self._excluded:
                 continue
             inputs = self._view.inputs[op]
             orders = _orders(wanted, len(inputs))
@@ -240,14 +240,15 @@ class Matcher:
 
     def _plausible(self, binding, value, tensor):
         """Looks one op ahead, so that most wrong orders of commutative inputs are never entered."""
-        if isinstance(value, Port):
+        kind = type(value)
+        if kind is Port:
             op = binding.nodes.get(value.node)
             if op is None:
-                return tensor.op.type == self._pattern.nodes[value.node].type
+                return self._view.types[tensor.op] == self._pattern.nodes[value.node].type
             return op is tensor.op and tensor.value_index == value.port
-        if isinstance(value, Operand):
+        if kind is Operand:
             return binding.operands.get(value.name, tensor) is tensor
-        return tensor.op.type == "Const"
+        return self._view.types[tensor.op] == "Const"
 
     def _reachable(self, binding, missing):
         """Yields the candidates for the missing node that has the fewest."""
@@ -306,7 +307,8 @@ class Matcher:
         value = self._view.constant(tensor)
         if value is None or (value.ndim, tensor.dtype) != (parameter.rank, parameter.dtype):
             return False
-        return np.array_equal(binding.parameters.setdefault(parameter.name, value), value)
+        known = binding.parameters.setdefault(parameter.name, value)
+        return known is value or np.array_equal(known, value)
 
     def _tolerate(self, binding, words):
         if not self._allow_mismatch or binding.mismatch not in (None, words):

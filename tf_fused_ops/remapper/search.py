@@ -100,16 +100,17 @@ def _family_matches(view, anchor, branch):
         traced = _forward_pattern(branch.rule, dtype, _hashable(variant))
         binding = Matcher(traced, view, allow_mismatch=True).match(anchor, traced.outputs)
         if binding is not None:
-            yield from _longer_matches(view, dtype, branch, variant, binding)
+            yield from _longer_matches(view, dtype, branch, variant, traced, binding)
             if binding.mismatch is None and not any(map(variant.get, branch.rule.optional)):
                 break
 
 
-def _longer_matches(view, dtype, branch, variant, binding):
-    """Yields what `forward_matches` returns for a branch whose rule is bound."""
-    traced = _forward_pattern(branch.rule, dtype, _hashable(variant))
+def _longer_matches(view, dtype, branch, variant, traced, binding):
+    """Yields what `forward_matches` returns for a branch whose rule's pattern is bound."""
     if branch.usable:
         yield branch.rule, _match(view, branch.rule, variant, traced, binding), binding.mismatch
+    if not branch.longer:
+        return
     readers = {view.types[op] for op, _ in view.consumers(_tensor(traced, binding, "y"))}
     for longer in branch.longer:
         rule = longer.rule
@@ -120,7 +121,7 @@ def _longer_matches(view, dtype, branch, variant, binding):
             # The code of the core runs first, so its nodes are the first ones.
             found = Matcher(traced, view, allow_mismatch=True).resume(binding, traced.outputs)
             if found is not None:
-                yield from _longer_matches(view, dtype, longer, variant | form, found)
+                yield from _longer_matches(view, dtype, longer, variant | form, traced, found)
 
 
 def backward_matches(view, rule, match):
@@ -153,7 +154,7 @@ def backward_matches(view, rule, match):
     names.sort(key=lambda name: len(traced.ancestors([name])), reverse=True)
     found, used = [], set()
     while forward is not None and any(
-        op.type in later and op not in inside and op not in used
+        op not in inside and view.types[op] in later and op not in used
         for tensor in values
         for op, _ in view.consumers(tensor)
     ):
