@@ -56,6 +56,8 @@ def add(op_type, *inputs, name, **attrs):
         finished = pywrap_tf_session.TF_FinishOperation(new)
         pywrap_tf_session.TF_SetOpStackTrace(finished, tf_stack.extract_stack(stacklevel=2))
         op = graph._create_op_from_tf_operation(finished)
+    # What `op.inputs` would ask for.
+    op._inputs_val = tuple(flat)
     op._control_flow_post_processing(flat)
     return op
 

@@ -336,12 +336,14 @@ def swap(view, outputs, replacements):
         outputs: The tensors that leave the graph; a list that is changed.
         replacements: Pairs of an old and a new tensor.
     """
+    for old, new in {old.op: new.op for old, new in reversed(replacements)}.items():
+        for user in view.waiting(old):
+            view.replace_control_input(user, old, new)
     for old, new in replacements:
-        for user in view.waiting(old.op):
-            view.replace_control_input(user, old.op, new.op)
         if not new.shape.is_fully_defined():
             new.set_shape(old.shape)
-        outputs[:] = [new if output is old else output for output in outputs]
+        if view.is_fetched(old):
+            outputs[:] = [new if output is old else output for output in outputs]
         view.redirect(old, new)
     for old, new in replacements:
         view.adopt(new.op, old.op)
