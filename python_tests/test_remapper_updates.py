@@ -43,7 +43,7 @@ def momentum(state, gradient, rate=0.1):
 def nesterov_momentum(state, gradient, rate=0.1):
     mu, rate = (tf.constant(value, gradient.dtype) for value in (0.9, rate))
     state.velocity.assign(state.velocity * mu - gradient * rate)
-    state.variable.assign_add(mu * state.velocity - rate * gradient)
+    state.variable.assign_add(mu * state.velocity - gradient * rate)
 
 
 UPDATES = (gradient_descent, momentum, nesterov_momentum)

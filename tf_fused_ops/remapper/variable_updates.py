@@ -19,6 +19,7 @@ from tf_fused_ops.remapper.matcher import Matcher
 from tf_fused_ops.remapper.rule import Match, Rule
 
 _FREE = {("AssignVariableOp", "validate_shape")}
+_STEP = (pattern.Operand("gradient"), pattern.Operand("rate"))
 # What must be in the order of the stock code; arithmetic need not be.
 _ORDERED = ("ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
@@ -176,7 +177,13 @@ def _pattern(rule, dtype):
     specs = dict.fromkeys(rule.operands, tf.TensorSpec([], dtype))
     specs |= dict.fromkeys(rule.resources, tf.TensorSpec([], tf.resource))
     specs["gradient"] = tf.TensorSpec(None, dtype)
-    return pattern.trace(rule.stock, specs, rule.anchor, _FREE)
+    traced = pattern.trace(rule.stock, specs, rule.anchor, _FREE)
+    # Rate and gradient may be told apart later, see `_operands`, so one order of them will do.
+    nodes = (
+        dataclasses.replace(node, commutative=node.inputs != _STEP and node.commutative)
+        for node in traced.nodes
+    )
+    return dataclasses.replace(traced, nodes=tuple(nodes))
 
 
 def _passed(tensor):
