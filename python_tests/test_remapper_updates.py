@@ -209,6 +209,75 @@ def test_order(program, words):
     assert words is None or words in reasons(compiled)["momentum"]
 
 
+def changed_variable(state, gradient):
+    return state.variable.assign_sub(0.1 * gradient)
+
+
+def changed_variable_with_momentum(state, gradient):
+    state.velocity.assign(0.9 * state.velocity - 0.1 * gradient)
+    return state.variable.assign_add(state.velocity)
+
+
+def changed_velocity(state, gradient):
+    velocity = state.velocity.assign(0.9 * state.velocity - 0.1 * gradient)
+    state.variable.assign_add(velocity)
+    return velocity
+
+
+def both_variables(state, gradient):
+    momentum(state, gradient)
+    return tf.stack([state.variable, state.velocity])
+
+
+def changed_in_a_call(state, gradient):
+    return tf.function(lambda g: state.variable.assign_sub(0.1 * g))(gradient)
+
+
+@pytest.mark.parametrize(
+    ("program", "rule"),
+    [
+        (changed_variable, "gradient_descent"),
+        (changed_variable_with_momentum, "momentum"),
+        (changed_velocity, "momentum"),
+        (both_variables, None),
+        (changed_in_a_call, "gradient_descent"),
+    ],
+)
+def test_variable_that_is_returned(program, rule):
+    """It is read after the rewriting, behind what changed it, which must not happen twice."""
+    run(program, {rule: 1} if rule else {})
+
+
+def test_edge_from_behind_the_rewriting():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False)])
+
+    class Plain(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def train_step(self, data):
+            variable = self.inner.trainable_variables[0].value
+            self.changed = variable.assign_sub(0.25 * tf.ones_like(data[0]))
+            return {}
+
+    trained = Plain()
+    trained.compile(jit_compile=False)
+    accelerate(trained)
+
+    @tf.function
+    def step(x):
+        trained.train_step((x, x))
+        with tf.control_dependencies([trained.changed.op]):
+            return tf.identity(x)
+
+    kernel = model.trainable_variables[0].value
+    kernel.assign(tf.zeros_like(kernel))
+    step(tf.ones((3, 1)))
+    np.testing.assert_array_equal(kernel.numpy(), np.full((3, 1), -0.25))
+    assert trained.train_step.remap_reports[-1].counts() == {"gradient_descent": 1}
+
+
 def test_control_edge():
     def waits(state, gradient):
         state.velocity.assign(0.9 * state.velocity - 0.1 * gradient)

@@ -15,7 +15,7 @@ import math
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.framework import tensor_util
 
-from tf_fused_ops.remapper import attributes, custom_gradients
+from tf_fused_ops.remapper import attributes, custom_gradients, hiding
 
 # A good part of all ops; asking them for inputs takes as long as asking others.
 _WITHOUT_INPUTS = frozenset({"Const", "Placeholder"})
@@ -267,9 +267,7 @@ class GraphView:
 
     def replace_control_input(self, op, old, new):
         """Makes an op wait for another op than before."""
-        inputs = [new if other is old else other for other in op.control_inputs]
-        op._remove_all_control_inputs()
-        op._add_control_inputs(dict.fromkeys(inputs))
+        hiding.replace_control_input(op, old, new)
         self._note_inputs(op, self.types[op])
 
 

@@ -7,19 +7,27 @@ may come back for one.
 """
 
 
-def hide(graph, ops):
+def hide(graph, ops, successors=None):
     """Leaves ops out of `graph.get_operations` for as long as only other hidden ops use them.
 
     Args:
         graph: A tf.Graph.
         ops: Ops, consumers before producers.
+        successors: {one of `ops`: the op that does its work}. Whoever comes to wait for the former
+            waits for the latter: what they do to variables must not be done twice.
     """
     hidden = getattr(graph, "_tfo_hidden", None)
     if hidden is None:
         hidden = graph._tfo_hidden = []
+        graph._tfo_successors = {}
         all_operations = type(graph).get_operations
 
         def get_operations():
+            replaced = set(hidden)
+            for old, new in graph._tfo_successors.items():
+                for user in old._control_outputs:
+                    if user not in replaced:
+                        replace_control_input(user, old, new)
             outputs = {id(tensor) for tensor in getattr(graph, "outputs", ())}
             unused = set()
             for op in hidden:
@@ -34,3 +42,11 @@ def hide(graph, ops):
         graph.get_operations = get_operations
     # Later rewrites replace ops that consume what earlier ones left, so they come first.
     hidden[:0] = ops
+    graph._tfo_successors |= successors or {}
+
+
+def replace_control_input(op, old, new):
+    """Makes an op wait for another op than before."""
+    inputs = [new if other is old else other for other in op.control_inputs]
+    op._remove_all_control_inputs()
+    op._add_control_inputs(dict.fromkeys(inputs))

@@ -117,6 +117,7 @@ class _Rewriter:
         self._gradient_ops = rules.by_gradient_op(options.added_rules)
         self._groups = {}
         self._refused = {}
+        self._successors = {}
 
     def run(self, in_program_order):
         """Sweeps until nothing changes, then so with the rules that come last, then once for
@@ -137,7 +138,7 @@ class _Rewriter:
                 self._try_update(anchor)
         self.report.refused = list(self._refused.values())
         if self.report.fused:
-            hiding.hide(self.graph, self.view.leftovers())
+            hiding.hide(self.graph, self.view.leftovers(), self._successors)
 
     def _anchors(self, last):
         return rules.by_anchor(self._options.added_rules, last).keys()
@@ -225,6 +226,8 @@ class _Rewriter:
         with emitting(candidate.nodes[-1].device, candidate.controls(candidate.nodes)):
             fused = rule.fuse(match, training=False)
         self.view.append(fused)
+        # A variable that is returned is read later, behind what changed it.
+        self._successors |= {op: fused for op in candidate.nodes if not op.outputs}
         self._record(candidate, (message,), (fused.name,), 0)
 
     def _record(self, candidate, messages, fused, gradients):

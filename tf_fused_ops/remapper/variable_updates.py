@@ -27,11 +27,17 @@ _ORDERED = ("ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "Assign
 class VariableUpdate(Rule):
     """One formula by which optimizers change a variable.
 
+    The operands are in the order of the fused op's inputs.
+
     Attributes:
-        resources: The operands that are variables, in the order of the fused op's inputs.
+        resources: The operands that are variables.
+        label_text: What is updated how, for the log.
+        fused_attrs: The fused op's attributes.
     """
 
     resources: tuple
+    label_text: str
+    fused_attrs: ClassVar[dict] = {}
     differentiable = ()
 
     def check(self, match):
@@ -65,7 +71,6 @@ class GradientDescent(VariableUpdate):
     resources = ("variable",)
     operands: ClassVar = {"variable": (0,), "rate": (0,), "gradient": ()}
     fused_ops = ("ResourceApplyGradientDescent",)
-    fused_attrs: ClassVar = {}
 
     def stock(self, attrs, variable, rate, gradient):
         step = tf.raw_ops.Mul(x=gradient, y=rate)
@@ -83,7 +88,6 @@ class Momentum(VariableUpdate):
         "variable": (0,), "velocity": (0,), "rate": (0,), "gradient": (), "momentum": (0,)
     }  # fmt: skip
     fused_ops = ("ResourceApplyKerasMomentum",)
-    fused_attrs: ClassVar = {"use_nesterov": False}
 
     def stock(self, attrs, variable, velocity, rate, gradient, momentum):
         old = tf.raw_ops.ReadVariableOp(resource=velocity, dtype=gradient.dtype)
