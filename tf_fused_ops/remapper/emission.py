@@ -6,11 +6,15 @@ protos of every attribute, where here one that is serialized already is as good.
 """
 
 import functools
+import weakref
 
 import tensorflow as tf
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.framework import op_def_library, op_def_registry
 from tensorflow.python.util import tf_stack
+
+# Graph -> {(value, dtype): name of the scalar}. Names, since tensors keep their graph alive.
+_CONSTANTS = weakref.WeakKeyDictionary()
 
 
 def emit(op_type, *inputs, name, **attrs):
@@ -60,6 +64,16 @@ def add(op_type, *inputs, name, **attrs):
     op._inputs_val = tuple(flat)
     op._control_flow_post_processing(flat)
     return op
+
+
+def constant(value, dtype):
+    """Returns a scalar in the graph that is the default, the same one for the same value."""
+    graph = tf.compat.v1.get_default_graph()
+    names, key = _CONSTANTS.setdefault(graph, {}), (float(value), dtype)
+    if key not in names:
+        with tf.control_dependencies(None), tf.device(None):
+            names[key] = tf.constant(value, dtype).name
+    return graph.get_tensor_by_name(names[key])
 
 
 @functools.cache

@@ -10,7 +10,6 @@ nodes are replaced.
 
 import collections
 import functools
-import math
 
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.framework import tensor_util
@@ -181,8 +180,9 @@ class GraphView:
         after = [user for tensor in op.outputs for user in self.users(tensor)]
         after += op._control_outputs
         low = max((self.position[other] for other in before), default=-1)
-        high = min((self.position.get(other, low + 1) for other in after), default=low + 1)
         place = self.position.get(replaced, low)
+        end = max(low, place) + 1
+        high = min((self.position.get(other, end) for other in after), default=end)
         if low < high:
             self.position[op] = place if low < place < high else (low + high) / 2
         else:
@@ -191,12 +191,6 @@ class GraphView:
                     self._note_inputs(other, other.type)
             ops = _topological(self._before)
             self.position = {op: place for place, op in enumerate(ops)}
-
-    def append(self, op):
-        """Indexes a new op that comes after all others."""
-        self._note_inputs(op, op.type)
-        self._enter(op)
-        self.position[op] = math.inf
 
     def _enter(self, op):
         self._live.add(op)

@@ -13,8 +13,10 @@ def hide(graph, ops, successors=None):
     Args:
         graph: A tf.Graph.
         ops: Ops, consumers before producers.
-        successors: {one of `ops`: the op that does its work}. Whoever comes to wait for the former
-            waits for the latter: what they do to variables must not be done twice.
+        successors: {one of `ops` without outputs: the op that does its work}. The latter is listed
+            in the place of the first of the former, since order is what tells TensorFlow which
+            effects come first. Whoever comes to wait for one of these, say to return the variable
+            that it has changed, waits for the latter.
     """
     hidden = getattr(graph, "_tfo_hidden", None)
     if hidden is None:
@@ -37,7 +39,10 @@ def hide(graph, ops, successors=None):
                     and all(user in unused for user in op._control_outputs)
                 ):
                     unused.add(op)
-            return [op for op in all_operations(graph) if op not in unused]
+            first = {new: old for old, new in reversed(graph._tfo_successors.items())}
+            placed = {old: new for new, old in first.items()}
+            listed = (placed.get(op, op) for op in all_operations(graph) if op not in first)
+            return [op for op in listed if op not in unused]
 
         graph.get_operations = get_operations
     # Later rewrites replace ops that consume what earlier ones left, so they come first.

@@ -225,9 +225,9 @@ class _Rewriter:
         self.view.remove(candidate.nodes)
         with emitting(candidate.nodes[-1].device, candidate.controls(candidate.nodes)):
             fused = rule.fuse(match, training=False)
-        self.view.append(fused)
-        # A variable that is returned is read later, behind what changed it.
-        self._successors |= {op: fused for op in candidate.nodes if not op.outputs}
+        replaced = [op for op in candidate.nodes if not op.outputs]
+        self.view.adopt(fused, replaced[0])
+        self._successors |= dict.fromkeys(replaced, fused)
         self._record(candidate, (message,), (fused.name,), 0)
 
     def _record(self, candidate, messages, fused, gradients):

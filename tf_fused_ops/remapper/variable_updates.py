@@ -14,20 +14,20 @@ from tensorflow.python.ops import handle_data_util
 
 from tf_fused_ops.remapper import pattern
 from tf_fused_ops.remapper.candidate import Candidate
-from tf_fused_ops.remapper.emission import add
+from tf_fused_ops.remapper.emission import add, constant
 from tf_fused_ops.remapper.matcher import Matcher
 from tf_fused_ops.remapper.rule import Match, Rule
 
 _FREE = {("AssignVariableOp", "validate_shape")}
 _STEP = (pattern.Operand("gradient"), pattern.Operand("rate"))
+# How far the fused op may be from a rate of Adam's, of which it is given the complement.
+_MAX_ROUNDING = 1e-4
 # What must be in the order of the stock code; arithmetic need not be.
 _ORDERED = ("ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
 class VariableUpdate(Rule):
     """One formula by which optimizers change a variable.
-
-    The operands are in the order of the fused op's inputs.
 
     Attributes:
         resources: The operands that are variables.
@@ -40,9 +40,16 @@ class VariableUpdate(Rule):
     fused_attrs: ClassVar[dict] = {}
     differentiable = ()
 
+    def inputs(self, match):
+        """Returns the fused op's inputs."""
+        return [match.operands[name] for name in self.operands]
+
     def check(self, match):
         gradient = _passed(match.operands["gradient"])
-        for handle in map(match.operands.get, self.resources):
+        handles = [match.operands[name] for name in self.resources]
+        if len(set(map(id, handles))) < len(handles):
+            return f"{' and '.join(self.resources)} are not different variables"
+        for handle in handles:
             shape = _shape(handle)
             if not gradient.shape.is_fully_defined() or gradient.shape != shape:
                 return (
@@ -52,10 +59,9 @@ class VariableUpdate(Rule):
         return None
 
     def fuse(self, match, training):
-        operands = {name: match.operands[name] for name in self.operands}
         name = f"{match.nodes[-1].name}_fused"
         (op_type,) = self.fused_ops
-        return add(op_type, *operands.values(), name=name, use_locking=True, **self.fused_attrs)
+        return add(op_type, *self.inputs(match), name=name, use_locking=True, **self.fused_attrs)
 
     def describe(self, match):
         names = (f"{name}={match.operands[name].op.name}" for name in (*self.resources, "gradient"))
@@ -117,7 +123,59 @@ class NesterovMomentum(Momentum):
         return self._decayed(velocity, rate, gradient, momentum)
 
 
-UPDATES = (GradientDescent(), Momentum(), NesterovMomentum())
+class Adam(VariableUpdate):
+    """variable -= alpha * m / (sqrt(v) + epsilon), m and v being moments of the gradient.
+
+    First m += m_rate * (gradient - m) and v += v_rate * (gradient^2 - v). The rates are 1 - beta
+    for both betas; alpha is the learning rate with the correction of the moments' bias. Kingma and
+    Ba, "Adam: a method for stochastic optimization", 2015, end of section 2.
+    """
+
+    family = "adam"
+    label_text = "Adam"
+    anchor = "AssignSubVariableOp"
+    resources = ("variable", "m", "v")
+    operands: ClassVar = dict.fromkeys((*resources, "alpha", "epsilon"), (0,)) | {"gradient": ()}
+    fused_ops = ("ResourceApplyAdam",)
+
+    def parameters(self, attrs):
+        return {"m_rate": (0, None), "v_rate": (0, None)}
+
+    def stock(self, attrs, variable, m, v, alpha, epsilon, gradient):
+        def read(handle):
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=gradient.dtype)
+
+        def approach(handle, value, rate):
+            step = tf.raw_ops.Mul(x=tf.raw_ops.Sub(x=value, y=read(handle)), y=rate)
+            return tf.raw_ops.AssignAddVariableOp(resource=handle, value=step)
+
+        kept = {
+            "m": approach(m, gradient, attrs["m_rate"]),
+            "v": approach(v, tf.raw_ops.Square(x=gradient), attrs["v_rate"]),
+        }
+        step = tf.raw_ops.Mul(x=read(m), y=alpha)
+        root = tf.raw_ops.AddV2(x=tf.raw_ops.Sqrt(x=read(v)), y=epsilon)
+        step = tf.raw_ops.RealDiv(x=step, y=root)
+        changed = tf.raw_ops.AssignSubVariableOp(resource=variable, value=step)
+        return kept | {"variable": changed}
+
+    def check(self, match):
+        for name in ("m_rate", "v_rate"):
+            rate, beta = match.attrs[name], _complement(match.attrs[name])
+            if abs(_complement(beta) - rate) > _MAX_ROUNDING * rate:
+                return f"1 - {rate:g} is rounded to {beta:g}, which says too little of {rate:g}"
+        return super().check(match)
+
+    def inputs(self, match):
+        given, dtype = match.operands, match.operands["gradient"].dtype
+        # Alpha is corrected already: with powers of zero it is taken as it is.
+        zero = constant(0, dtype)
+        betas = [constant(_complement(match.attrs[name]), dtype) for name in ("m_rate", "v_rate")]
+        state = map(given.get, self.resources)
+        return [*state, zero, zero, given["alpha"], *betas, given["epsilon"], given["gradient"]]
+
+
+UPDATES = (GradientDescent(), Momentum(), NesterovMomentum(), Adam())
 ANCHORS = frozenset(rule.anchor for rule in UPDATES)
 
 
@@ -134,15 +192,14 @@ class UpdateCandidate(Candidate):
         return self.match.operands["gradient"].dtype
 
     def _cycles(self):
-        """Looks at the order of the program instead, at whose end the fused op is."""
+        """Looks at the order of the program instead, in which the others become one op."""
         place = self.view.position
+        begin = min(place[op] for op in self.nodes if op.type in _ORDERED)
         for name in self.rule.resources:
             handle = self.match.operands[name]
-            users = [op for op, _ in self.view.consumers(handle)]
-            begin = min(place[op] for op in users if op in self._inside)
-            for op in users:
-                if place[op] > begin and op not in self._inside:
-                    return f"{op.name} uses {name} {handle.op.name} meanwhile or afterwards"
+            for op, _ in self.view.consumers(handle):
+                if begin < place[op] < place[self.root] and op not in self._inside:
+                    return f"{op.name} uses {name} {handle.op.name} meanwhile"
         return None
 
 
@@ -162,17 +219,18 @@ def candidates(view, anchor, options):
                 nodes = tuple(op for _, op in sorted(binding.nodes.items()))
                 places = [view.position[op] for op in nodes if op.type in _ORDERED]
                 if places == sorted(places):
-                    match = Match(nodes, _operands(binding), {}, {})
+                    match = Match(nodes, _operands(binding), {}, binding.parameters)
                     found.append((places, UpdateCandidate(rule, match, (), view)))
     return [candidate for _, candidate in sorted(found, key=lambda item: item[0], reverse=True)]
 
 
 def _operands(binding):
     """Returns the operands of a binding with the factors rate and gradient the right way round."""
-    rate, gradient = map(binding.operands.get, ("rate", "gradient"))
-    if (rate.shape.rank or 0) > (gradient.shape.rank or 0):
-        rate, gradient = gradient, rate
-    return binding.operands | {"rate": rate, "gradient": gradient}
+    operands = binding.operands
+    rate, gradient = operands.get("rate"), operands["gradient"]
+    if rate is not None and (rate.shape.rank or 0) > (gradient.shape.rank or 0):
+        return operands | {"rate": gradient, "gradient": rate}
+    return operands
 
 
 @functools.cache
@@ -181,13 +239,19 @@ def _pattern(rule, dtype):
     specs = dict.fromkeys(rule.operands, tf.TensorSpec([], dtype))
     specs |= dict.fromkeys(rule.resources, tf.TensorSpec([], tf.resource))
     specs["gradient"] = tf.TensorSpec(None, dtype)
-    traced = pattern.trace(rule.stock, specs, rule.anchor, _FREE)
+    parameters = {name: tf.TensorSpec([], dtype) for name in rule.parameters({})}
+    traced = pattern.trace(rule.stock, specs, rule.anchor, _FREE, parameters)
     # Rate and gradient may be told apart later, see `_operands`, so one order of them will do.
     nodes = (
         dataclasses.replace(node, commutative=node.inputs != _STEP and node.commutative)
         for node in traced.nodes
     )
     return dataclasses.replace(traced, nodes=tuple(nodes))
+
+
+def _complement(rate):
+    """Returns 1 - rate as the fused op computes it."""
+    return rate.dtype.type(1) - rate
 
 
 def _passed(tensor):
