@@ -162,7 +162,7 @@ class Adam(VariableUpdate):
     def check(self, match):
         for name in ("m_rate", "v_rate"):
             rate, beta = match.attrs[name], _complement(match.attrs[name])
-            if abs(_complement(beta) - rate) > _MAX_ROUNDING * rate:
+            if abs(_complement(beta) - rate) > _MAX_ROUNDING * abs(rate):
                 return f"1 - {rate:g} is rounded to {beta:g}, which says too little of {rate:g}"
         return super().check(match)
 
