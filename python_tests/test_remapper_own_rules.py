@@ -41,7 +41,7 @@ def test_inference_and_training():
         assert gradient_count(compiled) == gradients
         counts = op_counts(compiled.get_concrete_function(*args))
         assert counts["TfFusedOps>MatMulBiasAct"] == 1
-        assert counts["TfFusedOps>MatMulBiasActGrad"] == gradients
+        assert counts["TfFusedOps>MatMulBiasActGrad"] == 2 * gradients
         assert not counts.keys() & {"MatMul", "Relu", "ReluGrad"}
 
 

@@ -2,7 +2,16 @@
 
 import pytest
 import tensorflow as tf
-from remapping import assert_same, check, gradient_count, op_counts, reasons, rule_counts, values
+from remapping import (
+    asked_for,
+    assert_same,
+    check,
+    gradient_count,
+    op_counts,
+    reasons,
+    rule_counts,
+    values,
+)
 
 from tf_fused_ops.function import function
 
@@ -39,11 +48,32 @@ def test_subset_of_gradients(rule, wanted):
         return tape.gradient(y, sources)
 
     compiled = check(step, [X, W, B], {rule: 1}, gradients=1)
-    graph = compiled.get_concrete_function().graph
-    op = next(op for op in graph.get_operations() if op.type == "TfFusedOps>MatMulBiasActGrad")
-    switches = {n: op.get_attr(f"{n}_gradient") for n in ("a", "b", "bias", "side_input")}
     expected = {"a": "x" in wanted, "b": "w" in wanted, "bias": "b" in wanted, "side_input": False}
-    assert switches == expected
+    concrete = compiled.get_concrete_function()
+    assert asked_for(concrete, "TfFusedOps>MatMulBiasActGrad", expected) == expected
+
+
+def test_operands_have_a_gradient_op_each():
+    """TensorFlow runs them beside each other; what comes before waits for one of them only."""
+
+    def step(x, w, b, side):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w, b, side])
+            y = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, w), b) + side)
+        return tape.gradient(y, [x, w, b, side])
+
+    side = values(X.shape[:1] + W.shape[1:])[0]
+    compiled = check(step, [X, W, B, side], {"matmul_bias_add_relu": 1}, gradients=1)
+    ops = compiled.get_concrete_function().graph.get_operations()
+    names = ("a", "side_input", "b", "bias")
+    switches = {
+        tuple(name for name in names if op.get_attr(f"{name}_gradient"))
+        for op in ops
+        if op.type == "TfFusedOps>MatMulBiasActGrad"
+    }
+    assert switches == {names[:2], names[2:]}
+    (fusion,) = compiled.remap_reports[-1].fused
+    assert len(fusion.fused) == 3 and fusion.gradients == 1
 
 
 def test_output_as_its_own_gradient(rule):

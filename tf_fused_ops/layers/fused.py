@@ -4,6 +4,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import control_flow_util
 
+from tf_fused_ops._devices import device_type
 from tf_fused_ops.layers.activation import fusable
 from tf_fused_ops.remapper import kernels, log
 
@@ -40,7 +41,7 @@ class FusedLayer:
             return "the rank of the input is not known"
         if control_flow_util.GraphOrParentsInXlaContext(tf_ops.get_default_graph()):
             return "XLA compiles the graph and has no kernels for the fused ops"
-        device = kernels.device_type(inputs.device)
+        device = device_type(inputs.device)
         for op_type in self.fused_ops:
             if not kernels.has_kernel(op_type, inputs.dtype, device):
                 return f"{op_type} has no {inputs.dtype.name} kernel on {device}"

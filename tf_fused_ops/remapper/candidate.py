@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+from tf_fused_ops._devices import device_type
 from tf_fused_ops.remapper import kernels
 from tf_fused_ops.remapper.rule import Match, Rule
 
@@ -101,7 +102,7 @@ class Candidate:
         return None
 
     def _kernels(self):
-        device = kernels.device_type(self.nodes[-1].device)
+        device = device_type(self.nodes[-1].device)
         for op_type in self.rule.fused_ops:
             if not kernels.has_kernel(op_type, self.dtype, device):
                 return f"{op_type} has no {self.dtype.name} kernel on {device}"

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from tf_fused_ops.ops import _gradient
 from tf_fused_ops.remapper import spellings
 from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.rule import AddSideInput, Fused, Rule
@@ -135,20 +136,24 @@ class ContractionBiasAct(Rule):
 
     def fuse_gradient(self, match, fused, dy, wanted):
         a, b = self.contraction
-        gradients = emit(
-            self.fused_ops[1],
-            self.widen(match, dy),
-            *self._factors(match),
-            list(fused.saved),
-            bias_gradient="bias" in wanted,
-            side_input_gradient="side_input" in wanted,
-            name=match.fused_name("_grad"),
-            **{f"{a}_gradient": a in wanted, f"{b}_gradient": b in wanted},
-            **self.attributes(match),
-        )
-        return {
-            name: self.narrow_gradient(match, name, gradients[f"{name}_grad"]) for name in wanted
-        }
+        names, dy, gradients = (a, b, "bias", "side_input"), self.widen(match, dy), {}
+        for part in _gradient.parts([name in wanted for name in names], match.nodes[0].device):
+            switches = dict(zip(names, part, strict=True))
+            found = emit(
+                self.fused_ops[1],
+                dy,
+                *self._factors(match),
+                list(fused.saved),
+                name=match.fused_name("_grad"),
+                **{f"{name}_gradient": switch for name, switch in switches.items()},
+                **self.attributes(match),
+            )
+            gradients |= {
+                name: self.narrow_gradient(match, name, found[f"{name}_grad"])
+                for name, switch in switches.items()
+                if switch
+            }
+        return gradients
 
     def flat_bias(self, bias):
         """Gives the bias the rank that the fused op takes."""

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from tf_fused_ops._devices import device_type
 from tf_fused_ops._library import ops
-from tf_fused_ops.remapper import kernels
 from tf_fused_ops.remapper.convolution import Conv2DAct, fits_winograd
 from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.rule import Fused, Rule
@@ -109,7 +109,7 @@ class ConvMoments(Rule):
         return convolved | normalized._asdict()
 
     def check(self, match):
-        device = kernels.device_type(match.node(_BATCH_NORM).device)
+        device = device_type(match.node(_BATCH_NORM).device)
         if device != "CPU":
             return f"the convolution takes no moments on {device}"
         x, channels = match.outputs["x"], match.operands["filters"].shape[-1]

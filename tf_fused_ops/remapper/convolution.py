@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from tf_fused_ops.remapper import kernels
+from tf_fused_ops._devices import device_type
 from tf_fused_ops.remapper.contraction import SUMS, AddAct, ContractionBiasAct
 
 
@@ -97,7 +97,7 @@ class WinogradConv2D(Conv2DAct):
     backward_alone = False
 
     def check(self, match):
-        if kernels.device_type(match.node(self.anchor).device) != "CPU":
+        if device_type(match.node(self.anchor).device) != "CPU":
             return "Winograd's algorithm is for the CPU"
         if not fits_winograd(match):
             return "Winograd's algorithm is for 3x3 filters of stride and dilation 1"

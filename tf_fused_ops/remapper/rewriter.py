@@ -260,7 +260,7 @@ class _Rewriter:
         emitted = []
         if candidate.forward:
             self._swap(match.outputs, fused.outputs)
-            emitted.append(_maker(fused.outputs))
+            emitted += _makers(fused.outputs)
         # The gradient of an output may be that output itself.
         moved = {tensor.ref(): fused.outputs[name] for name, tensor in match.outputs.items()}
         for backward, names in zip(candidate.backward, wanted, strict=True):
@@ -270,13 +270,13 @@ class _Rewriter:
                     gradients = rule.fuse_gradient(taken, fused, dy, names)
                     for name in gradients.keys() & match.operands.keys():
                         gradients[name].set_shape(match.operands[name].shape)
-                    emitted.append(_maker(gradients))
+                    emitted += _makers(gradients)
                     for name, others in backward.spare.items():
                         if others and name in gradients:
                             gradients[name] = tf.add_n([gradients[name], *others])
                 self._swap(names, gradients)
         names = tuple(op.name for op in emitted)
-        self._record(candidate, messages, names, len(names) - candidate.forward)
+        self._record(candidate, messages, names, sum(map(bool, wanted)))
 
     def _swap(self, old, new):
         """Replaces old tensors by the new ones of the same names."""
@@ -352,11 +352,12 @@ def swap(view, outputs, replacements):
         view.adopt(new.op, old.op)
 
 
-def _maker(tensors):
-    """Returns the fused op that the named tensors come from."""
-    op = next(iter(tensors.values())).op
+def _makers(tensors):
+    """Returns the fused ops that the named tensors come from."""
+    ops = (tensor.op for tensor in tensors.values())
     # Some results are those of another rank, made narrower.
-    return op.inputs[0].op if op.type in ("Squeeze", "Reshape") else op
+    made = (op.inputs[0].op if op.type in ("Squeeze", "Reshape") else op for op in ops)
+    return list(dict.fromkeys(made))
 
 
 def _messages(candidate, wanted):
