@@ -14,8 +14,8 @@ class Fusion:
         rule: Name of the rule.
         nodes: Names of the replaced nodes.
         fused: Names of the nodes that replaced them: the forward op, unless the forward pass stays
-            as it is, then one gradient op per backward pass.
-        messages: The lines that the log prints, one per fused node.
+            as it is, then the gradient ops.
+        messages: The lines that the log prints, one per pass forward or backward.
         gradients: Number of backward passes that were fused.
         origin: Where in the user's code the nodes were made.
     """
