@@ -22,12 +22,13 @@ OPS = {
 
 
 class State:
-    """A variable, its velocity (or first moment) and its second moment."""
+    """A variable, its velocity (or first moment) and its second moment, and a count of steps."""
 
     def __init__(self, dtype="float32", shape=SHAPE):
         start, velocity, root = values(shape, shape, shape, dtype=dtype, seed=1)
         self.variable, self.velocity = tf.Variable(start), tf.Variable(velocity)
         self.square = tf.Variable(root * root)
+        self.count = tf.Variable(tf.zeros([], dtype))
 
     def arrays(self):
         return [v.numpy() for v in (self.variable, self.velocity, self.square)]
@@ -462,6 +463,19 @@ def test_updates_in_order():
         adam(state, 2.0 * gradient)
 
     run(program, {"adam": 2, "gradient_descent": 1})
+
+
+def test_rate_that_is_made_in_between():
+    """The fused op comes where the first variable was changed, and yet has to wait for the rate."""
+
+    def program(state, gradient):
+        state.velocity.assign_add((gradient - state.velocity) * 0.25)
+        rate = 0.1 / state.count.assign_add(1.0)
+        state.square.assign_add((tf.square(gradient) - state.square) * 0.125)
+        state.variable.assign_sub(state.velocity * rate / (tf.sqrt(state.square) + 0.01))
+        return rate
+
+    run(program, {"adam": 1})
 
 
 def test_default_betas_of_adam():

@@ -140,7 +140,7 @@ def parts(switches, device):
 
     TensorFlow runs ops beside each other that do not wait for one another, and what comes before
     waits for the gradient of the left operand alone. Measured on two cores, whole training steps:
-    ResNet50 takes 0.93 of the time, VGG16 0.95, transformer encoders 0.91 to 0.98; with nothing to
+    ResNet50 takes 0.93 of the time, VGG16 0.95, transformer encoders 0.89 to 1.0; with nothing to
     run beside them 0.97 to 1.0, 1x1 convolutions of few channels 1.13. A GPU runs ops in turn, so
     there one prepares the gradient of the pre-activation for both operands.
 

@@ -135,25 +135,17 @@ class ContractionBiasAct(Rule):
         return Fused(match.outputs, () if kept is None else (self.widen(match, kept),))
 
     def fuse_gradient(self, match, fused, dy, wanted):
-        a, b = self.contraction
-        names, dy, gradients = (a, b, "bias", "side_input"), self.widen(match, dy), {}
-        for part in _gradient.parts([name in wanted for name in names], match.nodes[0].device):
-            switches = dict(zip(names, part, strict=True))
-            found = emit(
-                self.fused_ops[1],
-                dy,
-                *self._factors(match),
-                list(fused.saved),
-                name=match.fused_name("_grad"),
-                **{f"{name}_gradient": switch for name, switch in switches.items()},
-                **self.attributes(match),
-            )
-            gradients |= {
-                name: self.narrow_gradient(match, name, found[f"{name}_grad"])
-                for name, switch in switches.items()
-                if switch
-            }
-        return gradients
+        found = emit_gradients(
+            self.fused_ops[1],
+            self.widen(match, dy),
+            *self._factors(match),
+            list(fused.saved),
+            switches={name: name in wanted for name in (*self.contraction, "bias", "side_input")},
+            device=match.nodes[0].device,
+            name=match.fused_name("_grad"),
+            **self.attributes(match),
+        )
+        return {name: self.narrow_gradient(match, name, t) for name, t in found.items()}
 
     def flat_bias(self, bias):
         """Gives the bias the rank that the fused op takes."""
@@ -233,3 +225,25 @@ def _bias_ops(view, product, rank):
         is_sum = op.type in SUMS and op.inputs[1 - port].shape.rank == rank
         if is_sum or (op.type == "BiasAdd" and rank == 1):
             yield op.type
+
+
+def emit_gradients(op_type, *inputs, switches, device, **options):
+    """Emits the gradient ops of a contraction.
+
+    Args:
+        op_type: Their type.
+        *inputs: The incoming gradient, both operands, the list of what was saved.
+        switches: {name: whether its gradient is wanted} for both operands, bias and side input.
+        device: The device string of the forward pass.
+        **options: Name and attributes.
+
+    Returns:
+        {name: gradient} of those that are wanted.
+    """
+    found = {}
+    for part in _gradient.parts(list(switches.values()), device):
+        asked = dict(zip(switches, part, strict=True))
+        asked_attrs = {f"{name}_gradient": switch for name, switch in asked.items()}
+        outputs = emit(op_type, *inputs, **asked_attrs, **options)
+        found |= {name: outputs[f"{name}_grad"] for name, switch in asked.items() if switch}
+    return found

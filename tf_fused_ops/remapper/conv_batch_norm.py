@@ -14,7 +14,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tf_fused_ops.remapper.batch_norm import BatchNormAct
-from tf_fused_ops.remapper.contraction import constant_filters
+from tf_fused_ops.remapper.contraction import constant_filters, emit_gradients
 from tf_fused_ops.remapper.convolution import Conv2DBiasAct, PadConv2DBiasAct
 from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.moments import GivenBatchNormAct
@@ -112,20 +112,24 @@ class _ConvBatchNorm(Rule):
         factors, shift, inv_std, saved = fused.saved
         filters = match.operands["filters"]
         # The convolution with scaled filters has the same gradients.
-        emitted = emit(
+        found = emit_gradients(
             self.fused_ops[1],
             dy,
             match.operands["input"],
             filters * factors,
             [] if self.activation.name == "none" else saved,
-            input_gradient="input" in wanted,
-            filters_gradient=not wanted.keys().isdisjoint(["filters", "scale"]),
-            bias_gradient=not wanted.keys().isdisjoint(["bias", "offset", "scale"]),
-            side_input_gradient="side_input" in wanted,
+            switches={
+                "input": "input" in wanted,
+                "filters": not wanted.keys().isdisjoint(["filters", "scale"]),
+                "bias": not wanted.keys().isdisjoint(["bias", "offset", "scale"]),
+                "side_input": "side_input" in wanted,
+            },
+            device=match.nodes[0].device,
             name=match.fused_name("_grad"),
             **self._attrs(match),
         )
-        dinput, dscaled, dbias, dside = emitted.values()
+        names = ("input", "filters", "bias", "side_input")
+        dinput, dscaled, dbias, dside = map(found.get, names)
         wide = inv_std.dtype
         gradients = {
             "input": lambda: dinput,

@@ -355,9 +355,10 @@ def swap(view, outputs, replacements):
 def _makers(tensors):
     """Returns the fused ops that the named tensors come from."""
     ops = (tensor.op for tensor in tensors.values())
-    # Some results are those of another rank, made narrower.
+    # Some results are those of another rank, made narrower, or of further arithmetic.
     made = (op.inputs[0].op if op.type in ("Squeeze", "Reshape") else op for op in ops)
-    return list(dict.fromkeys(made))
+    made = list(dict.fromkeys(made))
+    return [op for op in made if op.type.startswith("TfFusedOps>")] or made
 
 
 def _messages(candidate, wanted):
