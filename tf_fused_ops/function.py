@@ -4,7 +4,7 @@ import dataclasses
 
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import func_graph, ops
-from tensorflow.python.util import deprecation, tf_decorator
+from tensorflow.python.util import deprecation, tf_decorator, tf_stack
 
 from tf_fused_ops.remapper import RemapOptions, tracing
 
@@ -36,7 +36,9 @@ class Function(polymorphic_function.Function):
             if not isinstance(graph, func_graph.FuncGraph):
                 return traced(*args, **kwargs)
             tracing.begin(graph, session)
-            return tracing.finish(traced(*args, **kwargs), session)
+            with tf_stack.CurrentModuleFilter():
+                outputs = traced(*args, **kwargs)
+            return tracing.finish(outputs, session)
 
         tracing.mark_decorated(rewritten)
         return dataclasses.replace(

@@ -5,16 +5,45 @@ and open a name scope, which takes longer than adding the op. `Graph.create_op` 
 protos of every attribute, where here one that is serialized already is as good.
 """
 
+import contextlib
 import functools
 import weakref
 
 import tensorflow as tf
 from tensorflow.python.client import pywrap_tf_session
+from tensorflow.python.eager import record
 from tensorflow.python.framework import op_def_library, op_def_registry
-from tensorflow.python.util import tf_stack
+
+from tf_fused_ops.remapper import stack_traces
 
 # Graph -> {(value, dtype): name of the scalar}. Names, since tensors keep their graph alive.
 _CONSTANTS = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def outside(graph):
+    """New ops go into a graph, whatever devices and control dependencies are around."""
+    with graph.as_default(), tf.control_dependencies(None), tf.device(None):
+        with stack_traces.HideFrames():
+            yield
+
+
+@contextlib.contextmanager
+def emitting(op, controls):
+    """New ops take the place of others, unseen by tapes.
+
+    Args:
+        op: One of the others; its device and its line are those of the new ops.
+        controls: The ops that the others had to wait for.
+    """
+    with contextlib.ExitStack() as stack:
+        if op.device:
+            stack.enter_context(tf.device(op.device))
+        if controls:
+            stack.enter_context(tf.control_dependencies(controls))
+        stack.enter_context(record.stop_recording())
+        stack.enter_context(stack_traces.ShowLineOf(op))
+        yield
 
 
 def emit(op_type, *inputs, name, **attrs):
@@ -58,7 +87,7 @@ def add(op_type, *inputs, name, **attrs):
             if proto is not None:
                 pywrap_tf_session.TF_SetAttrValueProto(new, key, proto)
         finished = pywrap_tf_session.TF_FinishOperation(new)
-        pywrap_tf_session.TF_SetOpStackTrace(finished, tf_stack.extract_stack(stacklevel=2))
+        pywrap_tf_session.TF_SetOpStackTrace(finished, stack_traces.extract_stack())
         op = graph._create_op_from_tf_operation(finished)
     # What `op.inputs` would ask for.
     op._inputs_val = tuple(flat)

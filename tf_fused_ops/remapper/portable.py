@@ -5,7 +5,7 @@ import time
 import tensorflow as tf
 
 from tf_fused_ops.ops import _gradient, reference
-from tf_fused_ops.remapper import hiding, rewriter
+from tf_fused_ops.remapper import emission, hiding, rewriter
 from tf_fused_ops.remapper.graph import GraphView
 from tf_fused_ops.remapper.graph_def import Transform
 from tf_fused_ops.remapper.report import Fusion, Report
@@ -26,7 +26,7 @@ class ToStock(Transform):
         fused = [op for op in graph.get_operations() if op.type in _STOCK]
         if fused:
             view = GraphView(graph, outputs)
-            with rewriter.outside(graph):
+            with emission.outside(graph):
                 for op in fused:
                     new = _emit(op)
                     view.remove([op])
@@ -39,7 +39,7 @@ class ToStock(Transform):
 
 def _emit(op):
     """Emits stock ops with the device and the control inputs of a fused op; returns its outputs."""
-    with rewriter.emitting(op.device, op.control_inputs), tf.name_scope(f"{op.name}_stock/"):
+    with emission.emitting(op, op.control_inputs), tf.name_scope(f"{op.name}_stock/"):
         return _STOCK[op.type](op)
 
 

@@ -13,10 +13,10 @@ import gc
 import time
 
 import tensorflow as tf
-from tensorflow.python.eager import record
 
 from tf_fused_ops.remapper import (
     custom_gradients,
+    emission,
     hiding,
     log,
     rules,
@@ -128,7 +128,7 @@ class _Rewriter:
         if not any(op.type in begins for op in self.graph.get_operations()):
             return
         self.view = self._make_view(self.graph, self.outputs)
-        with outside(self.graph):
+        with emission.outside(self.graph):
             while self._sweep() or self._sweep_backward():
                 pass
             self.view.bury()
@@ -223,7 +223,7 @@ class _Rewriter:
         rule, match = candidate.rule, candidate.match
         message = "Fuse {}: {}".format(*rule.describe(match))
         self.view.remove(candidate.nodes)
-        with emitting(candidate.nodes[-1].device, candidate.controls(candidate.nodes)):
+        with emission.emitting(candidate.nodes[-1], candidate.controls(candidate.nodes)):
             fused = rule.fuse(match, training=False)
         replaced = [op for op in candidate.nodes if not op.outputs]
         self.view.adopt(fused, replaced[0])
@@ -251,7 +251,7 @@ class _Rewriter:
         wanted = [candidate.wanted(backward) for backward in candidate.backward]
         messages = _messages(candidate, wanted)
         self.view.remove(candidate.nodes)
-        with emitting(candidate.nodes[0].device, candidate.controls(candidate.forward_nodes)):
+        with emission.emitting(candidate.nodes[0], candidate.controls(candidate.forward_nodes)):
             if candidate.forward:
                 taken = match.separated() if any(wanted) and rule.autodiff else match
                 fused = rule.fuse(taken, training=any(wanted))
@@ -265,7 +265,7 @@ class _Rewriter:
         moved = {tensor.ref(): fused.outputs[name] for name, tensor in match.outputs.items()}
         for backward, names in zip(candidate.backward, wanted, strict=True):
             if names:
-                with emitting(backward.nodes[0].device, candidate.controls(backward.nodes)):
+                with emission.emitting(backward.nodes[0], candidate.controls(backward.nodes)):
                     dy = moved.get(backward.dy.ref(), backward.dy)
                     gradients = rule.fuse_gradient(taken, fused, dy, names)
                     for name in gradients.keys() & match.operands.keys():
@@ -305,30 +305,6 @@ def _collector_paused():
     finally:
         if was_on:
             gc.enable()
-
-
-@contextlib.contextmanager
-def outside(graph):
-    """New ops go into a graph, whatever devices and control dependencies are around."""
-    with graph.as_default(), tf.control_dependencies(None), tf.device(None):
-        yield
-
-
-@contextlib.contextmanager
-def emitting(device, controls):
-    """New ops take the place of others, unseen by tapes.
-
-    Args:
-        device: The device of the others.
-        controls: The ops that the others had to wait for.
-    """
-    with contextlib.ExitStack() as stack:
-        if device:
-            stack.enter_context(tf.device(device))
-        if controls:
-            stack.enter_context(tf.control_dependencies(controls))
-        stack.enter_context(record.stop_recording())
-        yield
 
 
 def swap(view, outputs, replacements):

@@ -18,8 +18,8 @@ def _library_folders():
     )
 
 
-def user_line(op):
-    """Returns "file:line" of the innermost frame outside libraries that created an op, or None."""
+def user_frame(op):
+    """Returns the innermost frame outside libraries that created an op, or None."""
     folders = _library_folders()
     # Without TensorFlow's own frames, which take long to read.
     frames = op.traceback.get_user_frames() if op.traceback else ()
@@ -30,8 +30,14 @@ def user_line(op):
             and not name.startswith("<")
             and "__autograph_generated" not in name
         ):
-            return f"{name}:{frame.lineno}"
+            return frame
     return None
+
+
+def user_line(op):
+    """Returns "file:line" of the `user_frame` of an op, or None."""
+    frame = user_frame(op)
+    return f"{frame.filename}:{frame.lineno}" if frame else None
 
 
 class Origin:

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.framework import func_graph, ops
 from tensorflow.python.ops import control_flow_util
-from tensorflow.python.util import tf_decorator
+from tensorflow.python.util import tf_decorator, tf_stack
 
 from tf_fused_ops.remapper import log, rewriter
 from tf_fused_ops.remapper.report import Report
@@ -123,13 +123,15 @@ def _traced(original):
         # A decorated function begins and finishes its own graph.
         session = session_of(ops.get_default_graph())
         if session is None or hasattr(python_func, "_tfo_decorated"):
-            return original(name, python_func, *args, **kwargs)
+            with tf_stack.CurrentModuleFilter():
+                return original(name, python_func, *args, **kwargs)
 
         def traced(*func_args, **func_kwargs):
             return finish(python_func(*func_args, **func_kwargs), session)
 
         traced = tf_decorator.make_decorator(python_func, traced)
-        return original(name, traced, *args, **kwargs)
+        with tf_stack.CurrentModuleFilter():
+            return original(name, traced, *args, **kwargs)
 
     return func_graph_from_py_func
 
