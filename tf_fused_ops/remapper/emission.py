@@ -23,9 +23,9 @@ _CONSTANTS = weakref.WeakKeyDictionary()
 @contextlib.contextmanager
 def outside(graph):
     """New ops go into a graph, whatever devices and control dependencies are around."""
-    with graph.as_default(), tf.control_dependencies(None), tf.device(None):
-        with stack_traces.HideFrames():
-            yield
+    hidden = stack_traces.HideFrames()
+    with graph.as_default(), tf.control_dependencies(None), tf.device(None), hidden:
+        yield
 
 
 @contextlib.contextmanager
