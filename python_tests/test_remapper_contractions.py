@@ -123,6 +123,23 @@ def test_fused_with_gradient(name, unknown_batch):
     check(step, values(*shapes), {rule: 1}, 1, unknown_batch=[0] if unknown_batch else [])
 
 
+@pytest.mark.parametrize("of_input", [False, True])
+@pytest.mark.parametrize("name", POSITIVE)
+def test_layers_on_one_input(name, of_input):
+    """Each gets its own gradients, though those of the filters have the same form."""
+    fn, shapes, rule = POSITIVE[name]
+
+    def step(x, *variables):
+        with tf.GradientTape() as tape:
+            tape.watch([x, *variables] if of_input else variables)
+            layers = zip(variables[::2], variables[1::2], strict=True)
+            ys = [fn(x, w, b) for w, b in layers]
+            loss = tf.reduce_sum(ys[0] * ys[1] + ys[2] ** 2)
+        return loss, tape.gradient(loss, [x, *variables] if of_input else variables)
+
+    check(step, values(*shapes, *shapes[1:] * 2), {rule: 3}, 3, unknown_batch=[0], units=256)
+
+
 def two_readers(x, w, b):
     """The padded image is read by two convolutions, so the Pad stays."""
     wide = tf.pad(x, SPATIAL)
@@ -363,3 +380,29 @@ def test_keras_layer(name):
         expected = tf.function(step, input_signature=signature)(*args)
         assert_same(compiled(*args), expected, units=256)
     assert (rule_counts(compiled), gradient_count(compiled)) == ({f"{family}_gelu_erf": 1}, 1)
+
+
+ATTENTION = {
+    7: [("batch_matmul_bias", 1), *[("heads_bias", 1)] * 3],
+    None: [("einsum_bias", 1)] * 4,
+}
+
+
+@pytest.mark.parametrize("length", ATTENTION)
+def test_attention(length):
+    """Query, key and value are layers of the same input."""
+    inputs = keras.Input([length, 12])
+    model = keras.Model(inputs, keras.layers.MultiHeadAttention(2, 5)(inputs, inputs))
+
+    @function(input_signature=[tf.TensorSpec([None, length, 12])])
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(model(x) ** 2)
+        return loss, tape.gradient(loss, [x, *model.trainable_variables])
+
+    x = values((2, 7, 12))[0]
+    with plain():
+        assert_same(step(x), step.python_function(x), units=256)
+    gradients = [(f.rule, f.gradients) for f in step.remap_reports[0].fused]
+    assert sorted(gradients) == ATTENTION[length]

@@ -8,7 +8,7 @@ from tf_fused_ops.remapper import kernels
 from tf_fused_ops.remapper.rule import Match, Rule
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Backward:
     """One gradient computation of a forward match.
 

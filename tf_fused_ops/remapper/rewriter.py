@@ -117,6 +117,8 @@ class _Rewriter:
         self._gradient_ops = rules.by_gradient_op(options.added_rules)
         self._groups = {}
         self._refused = {}
+        # Backward passes that could not be replaced with their forward pass, and why.
+        self._left = []
         self._successors = {}
 
     def run(self, in_program_order):
@@ -136,6 +138,9 @@ class _Rewriter:
                 pass
             for anchor in self._upwards(updates):
                 self._try_update(anchor)
+        for candidate, reason in self._left:
+            if all(map(self.view.is_live, candidate.nodes)):
+                self._refuse(candidate, reason)
         self.report.refused = list(self._refused.values())
         if self.report.fused:
             hiding.hide(self.graph, self.view.leftovers(), self._successors)
@@ -177,12 +182,7 @@ class _Rewriter:
                 self._refuse(Candidate(rule, match, (), self.view), mismatch)
                 continue
             backward = search.backward_matches(self.view, rule, match)
-            candidate = Candidate(rule, match, backward, self.view)
-            reason = candidate.objection()
-            if reason and backward:
-                candidate = Candidate(rule, match, (), self.view)
-                if candidate.objection() is None:
-                    reason = None
+            candidate, reason = self._legal(rule, match, backward)
             if reason is None:
                 self._replace(candidate)
                 return
@@ -192,6 +192,29 @@ class _Rewriter:
                 kept = search.kept_tensor(self.view, rule, match)
                 for one in backward:
                     self._try_backward(Candidate(rule, match, (one,), self.view, False, kept))
+
+    def _legal(self, rule, match, backward):
+        """Returns the Candidate with as many of the backward passes as may be replaced, and what
+        there is to say against it.
+
+        A gradient of the filters does not tell whose it is: layers with the same input have such
+        gradients of the same form.
+        """
+        candidate = Candidate(rule, match, backward, self.view)
+        reason = candidate.objection()
+        if reason is None or not backward:
+            return candidate, reason
+        alone = {one: Candidate(rule, match, (one,), self.view).objection() for one in backward}
+        for some in ([one for one, found in alone.items() if found is None], []):
+            fewer = Candidate(rule, match, tuple(some), self.view)
+            if fewer.objection() is None:
+                self._left += [
+                    (Candidate(rule, match, (one,), self.view, False), found or reason)
+                    for one, found in alone.items()
+                    if one not in some
+                ]
+                return fewer, None
+        return candidate, reason
 
     def _try_backward(self, candidate):
         """Replaces a backward pass whose forward pass stays as it is; returns whether it did."""

@@ -163,7 +163,13 @@ def backward_matches(view, rule, match):
         if not nodes:
             break
         used.update(nodes)
-        found.append(_backward(traced, binding, names, nodes))
+        one = _backward(traced, binding, names, nodes)
+        # Layers with the same input have gradients of the filters of the same form.
+        shared = any(
+            op not in nodes and view.types[op] in later for op, _ in view.consumers(one.dy)
+        )
+        if not (found and shared and len(one.gradients) < len(found[0].gradients)):
+            found.append(one)
     return tuple(found)
 
 
