@@ -6,6 +6,7 @@ from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import func_graph, ops
 from tensorflow.python.util import deprecation, tf_decorator, tf_stack
 
+from tf_fused_ops import call_cache
 from tf_fused_ops.remapper import RemapOptions, tracing
 
 
@@ -23,6 +24,24 @@ class Function(polymorphic_function.Function):
         super().__init__(python_function, name, **kwargs)
         self._remap = remap or RemapOptions()
         self.remap_reports = []
+        self._calls = call_cache.CallCache()
+
+    def _call(self, *args, **kwargs):
+        description, tensors = call_cache.describe(args, kwargs)
+        found = self._calls.find(description)
+        if found is not None:
+            trace, places = found
+            return trace._call_flat([tensors[place] for place in places], trace.captured_inputs)
+        traced = self.experimental_get_tracing_count()
+        result = super()._call(*args, **kwargs)
+        if description is not None and self.experimental_get_tracing_count() == traced:
+            options = (
+                self._no_variable_creation_config
+                if self._created_variables
+                else self._variable_creation_config
+            )
+            self._calls.add(description, tensors, args, kwargs, options)
+        return result
 
     def _generate_tracing_options(self, fn, scope_type):
         # The seam where TensorFlow has wrapped the user's function (autograph, variable creation)

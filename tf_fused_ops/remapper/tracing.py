@@ -50,8 +50,8 @@ def install():
     with _lock:
         if _installed:
             return
-        _expect(func_graph, "func_graph_from_py_func", ("name", "python_func"))
-        _expect(function_context, "make_function_context", ("scope_type",))
+        expect(func_graph, "func_graph_from_py_func", ("name", "python_func"))
+        expect(function_context, "make_function_context", ("scope_type",))
         func_graph.func_graph_from_py_func = _traced(func_graph.func_graph_from_py_func)
         function_context.make_function_context = _keyed(function_context.make_function_context)
         _installed = True
@@ -147,12 +147,21 @@ def _keyed(original):
     return make_function_context
 
 
-def _expect(module, name, parameters):
-    """Checks that a private function is what the hooks were written for."""
+def expect(module, name, parameters):
+    """Checks that a private function of TensorFlow is what the callers were written for.
+
+    Args:
+        module: The module or class that should have it.
+        name: Its name.
+        parameters: The names of its first parameters.
+
+    Raises:
+        RuntimeError: It is missing, or has other parameters.
+    """
     function = getattr(module, name, None)
     found = tuple(inspect.signature(function).parameters) if callable(function) else ()
     if found[: len(parameters)] != parameters:
         raise RuntimeError(
             f"tf_fused_ops.function does not work with TensorFlow {tf.__version__}: "
-            f"{module.__name__}.{name} is not the function it hooks into"
+            f"{module.__name__}.{name} is not the function it was written for"
         )
