@@ -105,7 +105,7 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
   p.panels = NumPanels<A>(c.out_channels);
   constexpr int kPerOperand = kElements<Operand<T>>;
   const std::int64_t channels = x.TapDepth();
-  p.direct = x.ReadDirectly() && PixelPitch<A>(channels) == channels;
+  p.direct = x.ReadDirectly() && !x.PixelsCollide();
   p.pitch = p.direct ? x.map.w / kPerOperand : PixelPitch<A>(channels);
   const std::int64_t grid = x.batch * x.grid_h * x.grid_w;
   const std::int64_t depth = Max(x.taps.count * channels, 1);
