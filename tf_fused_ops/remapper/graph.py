@@ -27,6 +27,7 @@ class GraphView:
 
     Attributes:
         graph: The tf.Graph.
+        outputs: The tensors (or ops) that leave it now; a list.
         types: Op -> its type. Like `inputs`, this takes long to ask the op itself for.
         inputs: Op -> the tensors that it reads.
         position: Op -> place in one topological order; a replacement takes the place of a replaced
@@ -38,7 +39,7 @@ class GraphView:
 
         Args:
             graph: A tf.Graph.
-            outputs: The tensors (or ops) that leave the graph.
+            outputs: The tensors (or ops) that leave the graph before it is rewritten.
             identify_gradient: What tells the overridden gradients of its ops apart.
             withheld: Tensors that new ops must not read.
         """
@@ -46,7 +47,11 @@ class GraphView:
         self.types = {op: op.type for op in graph.get_operations()}
         self.inputs = {}
         self._identify_gradient = identify_gradient
-        self._fetched = {id(output) for output in outputs}
+        self.outputs = list(outputs)
+        # Where each stands among the outputs.
+        self._fetched = collections.defaultdict(list)
+        for place, output in enumerate(self.outputs):
+            self._fetched[id(output)].append(place)
         self._withheld = {id(tensor) for tensor in withheld}
         self._attrs = {}
         self._kept = set()
@@ -62,7 +67,7 @@ class GraphView:
             self._note_inputs(op, op_type)
         ops = _topological(self._before)
         self.position = {op: place for place, op in enumerate(ops)}
-        self._live = _live_ops(ops, self._before, outputs)
+        self._live = _live_ops(ops, self._before, self.outputs)
         for op in ops:
             self._note_uses(op)
 
@@ -255,9 +260,11 @@ class GraphView:
                     self.inputs[op] = op._inputs_val = (*inputs[:port], new, *inputs[port + 1 :])
                     self._before[op][port] = maker
             self._consumers[id(new)] += uses
-        if id(old) in self._fetched:
-            self._fetched.discard(id(old))
-            self._fetched.add(id(new))
+        if self.is_fetched(old):
+            places = self._fetched.pop(id(old))
+            self._fetched[id(new)] += places
+            for place in places:
+                self.outputs[place] = new
 
     def replace_control_input(self, op, old, new):
         """Makes an op wait for another op than before."""

@@ -22,7 +22,7 @@ class ToStock(Transform):
 
     def __call__(self, graph, outputs, name):
         start = time.perf_counter()
-        report, outputs = Report(name), list(outputs)
+        report = Report(name)
         fused = [op for op in graph.get_operations() if op.type in _STOCK]
         if fused:
             view = GraphView(graph, outputs)
@@ -30,9 +30,10 @@ class ToStock(Transform):
                 for op in fused:
                     new = _emit(op)
                     view.remove([op])
-                    rewriter.swap(view, outputs, list(zip(op.outputs, new, strict=True)))
+                    rewriter.swap(view, list(zip(op.outputs, new, strict=True)))
                     report.fused.append(Fusion(op.type, (op.name,), (new[0].op.name,), ()))
             hiding.hide(graph, view.leftovers())
+            outputs = view.outputs
         report.seconds = time.perf_counter() - start
         return outputs, report
 

@@ -138,6 +138,7 @@ class _Rewriter:
                 pass
             for anchor in self._upwards(updates):
                 self._try_update(anchor)
+        self.outputs = self.view.outputs
         for candidate, reason in self._left:
             if all(map(self.view.is_live, candidate.nodes)):
                 self._refuse(candidate, reason)
@@ -303,7 +304,7 @@ class _Rewriter:
 
     def _swap(self, old, new):
         """Replaces old tensors by the new ones of the same names."""
-        swap(self.view, self.outputs, [(tensor, new[name]) for name, tensor in old.items()])
+        swap(self.view, [(tensor, new[name]) for name, tensor in old.items()])
 
     def _refuse(self, candidate, reason):
         name, root = candidate.name, candidate.root
@@ -330,12 +331,11 @@ def _collector_paused():
             gc.enable()
 
 
-def swap(view, outputs, replacements):
+def swap(view, replacements):
     """Puts new tensors in the place of others.
 
     Args:
         view: The GraphView; the makers of the old tensors have been removed from it.
-        outputs: The tensors that leave the graph; a list that is changed.
         replacements: Pairs of an old and a new tensor.
     """
     for old, new in {old.op: new.op for old, new in reversed(replacements)}.items():
@@ -344,8 +344,6 @@ def swap(view, outputs, replacements):
     for old, new in replacements:
         if not new.shape.is_fully_defined():
             new.set_shape(old.shape)
-        if view.is_fetched(old):
-            outputs[:] = [new if output is old else output for output in outputs]
         view.redirect(old, new)
     for old, new in replacements:
         view.adopt(new.op, old.op)
