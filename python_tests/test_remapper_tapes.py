@@ -53,14 +53,16 @@ def test_subset_of_gradients(rule, wanted):
     assert asked_for(concrete, "TfFusedOps>MatMulBiasActGrad", expected) == expected
 
 
-def test_operands_have_a_gradient_op_each():
-    """TensorFlow runs them beside each other; what comes before waits for one of them only."""
+@pytest.mark.parametrize("awaited", [True, False])
+def test_operands_have_a_gradient_op_each(awaited):
+    """TensorFlow runs them beside each other, which pays where what comes before waits for one."""
 
     def step(x, w, b, side):
         with tf.GradientTape() as tape:
             tape.watch([x, w, b, side])
             y = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, w), b) + side)
-        return tape.gradient(y, [x, w, b, side])
+        dx, *others = tape.gradient(y, [x, w, b, side])
+        return tf.sin(dx) if awaited else dx, *others
 
     side = values(X.shape[:1] + W.shape[1:])[0]
     compiled = check(step, [X, W, B, side], {"matmul_bias_add_relu": 1}, gradients=1)
@@ -71,9 +73,9 @@ def test_operands_have_a_gradient_op_each():
         for op in ops
         if op.type == "TfFusedOps>MatMulBiasActGrad"
     }
-    assert switches == {names[:2], names[2:]}
+    assert switches == ({names[:2], names[2:]} if awaited else {names})
     (fusion,) = compiled.remap_reports[-1].fused
-    assert len(fusion.fused) == 3 and fusion.gradients == 1
+    assert len(fusion.fused) == 1 + len(switches) and fusion.gradients == 1
 
 
 def test_output_as_its_own_gradient(rule):

@@ -141,6 +141,7 @@ class ContractionBiasAct(Rule):
             *self._factors(match),
             list(fused.saved),
             switches={name: name in wanted for name in (*self.contraction, "bias", "side_input")},
+            wanted=wanted,
             device=match.nodes[0].device,
             name=match.fused_name("_grad"),
             **self.attributes(match),
@@ -227,21 +228,24 @@ def _bias_ops(view, product, rank):
             yield op.type
 
 
-def emit_gradients(op_type, *inputs, switches, device, **options):
+def emit_gradients(op_type, *inputs, switches, wanted, device, **options):
     """Emits the gradient ops of a contraction.
 
     Args:
         op_type: Their type.
         *inputs: The incoming gradient, both operands, the list of what was saved.
         switches: {name: whether its gradient is wanted} for both operands, bias and side input.
+        wanted: {name: the gradient that is replaced}.
         device: The device string of the forward pass.
         **options: Name and attributes.
 
     Returns:
         {name: gradient} of those that are wanted.
     """
+    left = next(iter(switches))
+    awaited = left in wanted and bool(wanted[left].consumers())
     found = {}
-    for part in _gradient.parts(list(switches.values()), device):
+    for part in _gradient.parts(list(switches.values()), device, awaited):
         asked = dict(zip(switches, part, strict=True))
         asked_attrs = {f"{name}_gradient": switch for name, switch in asked.items()}
         outputs = emit(op_type, *inputs, **asked_attrs, **options)

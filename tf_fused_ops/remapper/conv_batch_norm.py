@@ -124,6 +124,7 @@ class _ConvBatchNorm(Rule):
                 "bias": not wanted.keys().isdisjoint(["bias", "offset", "scale"]),
                 "side_input": "side_input" in wanted,
             },
+            wanted=wanted,
             device=match.nodes[0].device,
             name=match.fused_name("_grad"),
             **self._attrs(match),
