@@ -45,6 +45,9 @@ def filter_bytes(cin, cout, kernel):
         (2, 112, 3, 64, 7, 2),
         (2, 14, 256, 256, 3),
         (16, 5, 512, 512, 3),
+        (2, 112, 64, 3, 3),
+        (2, 256, 64, 3, 9),
+        (1, 14, 1024, 12, 3),
     ],
 )
 def test_scratch_is_bounded(sizes, threads):
@@ -80,6 +83,12 @@ def test_filters_of_few_rows_are_read_as_they_are(rows):
     assert few[1][0] < rows * 2048 * 4 + 1024
     # Filters that are packed for the input gradient come a block at a time.
     assert few[0][1] + MIB // 4 < more[0][1]
+
+
+def test_few_channels_are_broadcast():
+    """Filters of two channels more, and two rows of a tile's sums; panels have room for them."""
+    one, three = (_core.conv_scratch_bytes(shape(2, 28, 64, cout, 3))[0] for cout in (1, 3))
+    assert 0 <= three - one - 9 * 64 * 2 * 4 <= 2 * 32 * 4
 
 
 def test_gradients_of_many_pixels_come_from_one_gathered_dz():

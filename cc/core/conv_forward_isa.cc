@@ -1,4 +1,5 @@
 #include "cc/core/batch_norm.h"
+#include "cc/core/few_channels.h"
 #include "cc/core/few_rows.h"
 #include "cc/core/storage.h"
 #include "cc/core/winograd.h"
@@ -9,14 +10,13 @@ BatchNormMomentsFunction BatchNormMoments;
 
 namespace {
 
-// The order in which filters are read.
-enum class FilterOrder { kAsTheyAre, kPanels, kWinograd };
+enum class Algorithm { kTiles, kFewRows, kFewChannels, kWinograd };
 
 template <class T>
 struct ForwardPass {
   Correlation<T> correlation;
-  bool few_rows;
-  FilterOrder order;
+  Algorithm algorithm;
+  bool packs;  // whether filters are read in an order of its own
 };
 
 // `shape` is flattened. False when scratch memory ran out.
@@ -36,14 +36,34 @@ bool PlanForward(const ConvForwardArgs& args, const ConvShape& s,
        args.activation, static_cast<Accumulator<T>>(args.alpha),
        AddressMap::Of(s.out_h, s.out_w, s.out_c, s.output_channels_first),
        static_cast<const T*>(args.scale)}};
-  out->few_rows = HasFewRows(out->correlation);
+  const Correlation<T>& c = out->correlation;
+  out->algorithm = args.winograd && WinogradPays(s, c.x, s.out_c)
+                       ? Algorithm::kWinograd
+                   : HasFewRows(c)     ? Algorithm::kFewRows
+                   : HasFewChannels(c) ? Algorithm::kFewChannels
+                                       : Algorithm::kTiles;
   // Panels are of all taps, whatever image they meet.
-  out->order = args.winograd && WinogradPays(s, out->correlation.x, s.out_c)
-                   ? FilterOrder::kWinograd
-               : out->few_rows || taps.count < s.kernel_h * s.kernel_w
-                   ? FilterOrder::kAsTheyAre
-                   : FilterOrder::kPanels;
+  out->packs = out->algorithm == Algorithm::kWinograd ||
+               (out->algorithm == Algorithm::kTiles &&
+                taps.count == s.kernel_h * s.kernel_w);
   return true;
+}
+
+template <class T>
+bool Compute(const ForwardPass<T>& pass, const Parallel& parallel,
+             const Scratch& scratch) {
+  const Correlation<T>& c = pass.correlation;
+  switch (pass.algorithm) {
+    case Algorithm::kTiles:
+      return Correlate(c, parallel, scratch);
+    case Algorithm::kFewRows:
+      return CorrelateFewRows(c, parallel, scratch);
+    case Algorithm::kFewChannels:
+      return CorrelateFewChannels(c, parallel, scratch);
+    case Algorithm::kWinograd:
+      return CorrelateByWinograd(c, parallel, scratch);
+  }
+  return false;
 }
 
 template <class T>
@@ -53,17 +73,13 @@ bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
   ForwardPass<T> pass;
   if (!PlanForward(args, s, scratch, &pass)) return false;
   Correlation<T>& c = pass.correlation;
-  if (pass.order != FilterOrder::kAsTheyAre)
+  if (pass.packs)
     c.packed = static_cast<const Operand<T>*>(args.packed_filters);
   double* const mean =
       args.moments == nullptr ? nullptr : args.moments + s.out_c;
-  const bool by_tiles = !pass.few_rows && pass.order != FilterOrder::kWinograd;
-  if (mean != nullptr && by_tiles && TilesSeeAll(c)) c.moments = mean;
-  if (!(pass.few_rows ? CorrelateFewRows(c, parallel, scratch)
-        : by_tiles    ? Correlate(c, parallel, scratch)
-                      : CorrelateByWinograd(c, parallel, scratch))) {
-    return false;
-  }
+  if (mean != nullptr && pass.algorithm == Algorithm::kTiles && TilesSeeAll(c))
+    c.moments = mean;
+  if (!Compute(pass, parallel, scratch)) return false;
   if (mean == nullptr) return true;
   const std::int64_t pixels = s.out_h * s.out_w;
   for (std::int64_t k = 0; k < s.out_c; ++k)
@@ -81,12 +97,9 @@ std::int64_t PackedBytes(const ConvForwardArgs& args, const Scratch& scratch) {
   using A = Accumulator<T>;
   const ConvShape s = Flatten(args.shape);
   ForwardPass<T> pass;
-  if (!PlanForward(args, s, scratch, &pass) ||
-      pass.order == FilterOrder::kAsTheyAre) {
-    return 0;
-  }
+  if (!PlanForward(args, s, scratch, &pass) || !pass.packs) return 0;
   const std::int64_t size = sizeof(Operand<T>);
-  if (pass.order == FilterOrder::kWinograd)
+  if (pass.algorithm == Algorithm::kWinograd)
     return WinogradFiltersSize<T>(s.in_c, s.out_c) * size;
   const std::int64_t rows = s.kernel_h * s.kernel_w * NumOperands<T>(s.in_c);
   return NumPanels<A>(s.out_c) * kTileColumns<A> * rows * size;
@@ -101,7 +114,7 @@ bool Pack(const ConvForwardArgs& args, const Parallel& parallel,
   const Correlation<T>& c = pass.correlation;
   auto* const to = static_cast<Operand<T>*>(packed);
   if constexpr (kHasWinograd<T>) {
-    if (pass.order == FilterOrder::kWinograd)
+    if (pass.algorithm == Algorithm::kWinograd)
       return TransformFilters(c, to, parallel, scratch);
   }
   PackFilters(c.filters, c.filter_map, c.x.taps, s.in_c, s.out_c, to, parallel);

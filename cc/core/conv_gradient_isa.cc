@@ -1,3 +1,4 @@
+#include "cc/core/few_channels.h"
 #include "cc/core/few_rows.h"
 #include "cc/core/filter_gradient.h"
 #include "cc/core/storage.h"
@@ -27,40 +28,20 @@ TFO_INLINE Range BlockTaps(std::int64_t block, std::int64_t kernel,
           (block - 1 + pad) / stride + 1};
 }
 
+// The pixels of x that are best computed together: those between the strides,
+// if they have few channels (measured with AVX-512, 3 channels: 0.7 of the time
+// that they take stride by stride), and 1 x 1 otherwise. Taps that some of the
+// pixels lack are included.
 template <class A>
-TFO_INLINE std::int64_t NumVectors(std::int64_t columns) {
-  return CeilDiv(columns, kLanes<A>);
-}
-
-// The pixels of x that are best computed together: 1 x 1 unless the columns of
-// few channels fill vectors better side by side, taps that some of the pixels
-// lack included.
-template <class A>
-PixelBlock ChooseBlock(const ConvShape& s) {
-  PixelBlock best{};
-  best.h = best.w = 1;
-  if (s.in_c == 0 || s.dilation_h != 1 || s.dilation_w != 1) return best;
-  double least = static_cast<double>(s.kernel_h * s.kernel_w) /
-                 static_cast<double>(s.stride_h * s.stride_w) *
-                 static_cast<double>(NumVectors<A>(s.in_c));
-  for (std::int64_t h = s.stride_h; h * s.in_c <= kTileColumns<A>;
-       h += s.stride_h) {
-    for (std::int64_t w = s.stride_w; h * w * s.in_c <= kTileColumns<A>;
-         w += s.stride_w) {
-      const Range rows = BlockTaps(h, s.kernel_h, s.stride_h, s.pad_top);
-      const Range columns = BlockTaps(w, s.kernel_w, s.stride_w, s.pad_left);
-      const double cost = static_cast<double>((rows.end - rows.begin) *
-                                              (columns.end - columns.begin) *
-                                              NumVectors<A>(h * w * s.in_c)) /
-                          static_cast<double>(h * w);
-      if (cost < least) {
-        least = cost;
-        best.h = h;
-        best.w = w;
-      }
-    }
+PixelBlock ChooseBlock(const ConvShape& s, const AddressMap& map) {
+  PixelBlock block{1, 1, s.in_c, s.in_h, s.in_w, map.h, map.c};
+  if (s.dilation_h == 1 && s.dilation_w == 1 &&
+      s.stride_h * s.stride_w * s.in_c <= kTileColumns<A> &&
+      PixelsFillVectors<A>(s.in_c, CeilDiv(s.in_w, s.stride_w))) {
+    block.h = s.stride_h;
+    block.w = s.stride_w;
   }
-  return best;
+  return block;
 }
 
 template <class T>
@@ -87,15 +68,10 @@ bool InputGradientInBlocks(const InputGradientOperands<T>& g,
       }
     }
   }
-  block.channels = s.in_c;
-  block.height = s.in_h;
-  block.width = s.in_w;
-  block.map = g.x_map;
   block.filters = filters;
-  return Correlate<T>(
-      {{g.dz, g.dz_map, s.batch, s.out_h, s.out_w, s.out_c, taps,
-        block.h / s.stride_h, block.w / s.stride_w, CeilDiv(s.in_h, block.h),
-        CeilDiv(s.in_w, block.w)},
+  return CorrelateFewChannels<T>(
+      {{g.dz, g.dz_map, s.batch, s.out_h, s.out_w, s.out_c, taps, 1, 1,
+        CeilDiv(s.in_h, block.h), CeilDiv(s.in_w, block.w)},
        block.Pixels() * s.in_c,
        g.filters,
        g.filter_map,
@@ -105,9 +81,8 @@ bool InputGradientInBlocks(const InputGradientOperands<T>& g,
         nullptr,
         Activation::kNone,
         0,
-        {g.x_map.batch, g.x_map.h * block.h, g.x_map.w * block.w, g.x_map.c}},
-       &block},
-      parallel, scratch);
+        {g.x_map.batch, g.x_map.h * block.h, g.x_map.w * block.w, g.x_map.c}}},
+      block, parallel, scratch);
 }
 
 template <class T>
@@ -138,12 +113,24 @@ bool InputGradientInPhases(const InputGradientOperands<T>& g,
       if (!(HasFewRows(c) ? CorrelateFewRows(c, parallel, scratch)
             : g.winograd && WinogradPays(s, c.x, s.in_c)
                 ? CorrelateByWinograd(c, parallel, scratch)
-                : Correlate(c, parallel, scratch))) {
+            : HasFewChannels(c) ? CorrelateFewChannels(c, parallel, scratch)
+                                : Correlate(c, parallel, scratch))) {
         return false;
       }
     }
   }
   return true;
+}
+
+// All that a FilterGradient asks for.
+template <class T>
+bool FilterGradients(FilterGradient<T> g, bool winograd,
+                     const Parallel& parallel, const Scratch& scratch) {
+  return winograd && g.filters_gradient != nullptr &&
+                 g.side_input_gradient == nullptr &&
+                 WinogradPays(g.shape, g.x, g.shape.out_c)
+             ? FilterGradientByWinograd(g, parallel, scratch)
+             : ComputeFilterGradient(g, parallel, scratch);
 }
 
 template <class T>
@@ -178,13 +165,7 @@ bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
       g.x_map = x_map;
       wants_input = false;
     }
-    const bool by_winograd = args.winograd && g.filters_gradient != nullptr &&
-                             g.side_input_gradient == nullptr &&
-                             WinogradPays(s, g.x, s.out_c);
-    if (!(by_winograd ? FilterGradientByWinograd(g, parallel, scratch)
-                      : ComputeFilterGradient(g, parallel, scratch))) {
-      return false;
-    }
+    if (!FilterGradients(g, args.winograd, parallel, scratch)) return false;
   }
   if (!wants_input) return true;
   const FilterMap map = FilterMapOf(s);
@@ -195,7 +176,7 @@ bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
                                    {map.column, map.row, map.matrix},
                                    static_cast<T*>(args.input_gradient),
                                    args.winograd};
-  const PixelBlock block = ChooseBlock<Accumulator<T>>(s);
+  const PixelBlock block = ChooseBlock<Accumulator<T>>(s, x_map);
   return block.Pixels() > 1
              ? InputGradientInBlocks<T>(g, s, block, parallel, scratch)
              : InputGradientInPhases<T>(g, s, taps, parallel, scratch);

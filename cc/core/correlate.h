@@ -7,7 +7,6 @@
 #include "cc/core/depth.h"
 #include "cc/core/epilogue.h"
 #include "cc/core/pack.h"
-#include "cc/core/pixel_block.h"
 #include "cc/core/scratch.h"
 #include "cc/core/windows.h"
 
@@ -43,7 +42,6 @@ struct Correlation {
   const T* filters;
   FilterMap filter_map;
   Epilogue<T> epilogue;
-  const PixelBlock* block = nullptr;  // null: a grid pixel is one of the output
   const Operand<T>* packed = nullptr;  // the filters, if they are packed
   // [2, out_channels]: mean and sum of squared deviations of the output; null:
   // not wanted. Only where TilesSeeAll.
@@ -54,8 +52,7 @@ struct Correlation {
 template <class E>
 struct Place {
   const E* from;
-  std::int64_t i, j;  // of the grid
-  std::int64_t at;    // of the output
+  std::int64_t at;  // of the output
   int rows;
   std::int64_t row_offset[kTileRows];  // of the source, from `from` on
   std::int64_t first, last;            // the segments inside the image
@@ -114,7 +111,7 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
       Max(Min(grid * work / kTaskWork, kWantedTasks), 1);
   // Tasks differ in panels before bands become small, and in nothing else where
   // tiles are few.
-  const bool few = c.block == nullptr && grid <= kFewTiles * kTileRows / 2;
+  const bool few = grid <= kFewTiles * kTileRows / 2;
   const std::int64_t wanted_bands =
       x.source.saved != nullptr
           ? wanted
@@ -130,7 +127,7 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
   p.panels_per_task =
       CeilDiv(p.panels, Min(p.panels, CeilDiv(wanted, p.num_bands)));
   constexpr std::int64_t kPanelsOperands = kPanelsBytes / sizeof(Operand<T>);
-  p.joined = kRowsAnywhere && c.block == nullptr && p.bands.across == 1 &&
+  p.joined = kRowsAnywhere && p.bands.across == 1 &&
              c.epilogue.map.h == x.grid_w * c.epilogue.map.w;
   p.late = few && c.packed == nullptr && p.num_bands == 1 &&
            p.bands.rows * CeilDiv(p.bands.columns, kTileRows) <= kFewTiles;
@@ -183,13 +180,8 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
   if (packed == nullptr && !p.late) {
     E* to = scratch.Allocate<E>(p.panels * num_rows * kColumns);
     if (to == nullptr) return false;
-    if (c.block != nullptr) {
-      PackBlockFilters(c.filters, c.filter_map, x.taps, x.channels, *c.block,
-                       to);
-    } else {
-      PackFilters(c.filters, c.filter_map, x.taps, x.channels, c.out_channels,
-                  to, parallel);
-    }
+    PackFilters(c.filters, c.filter_map, x.taps, x.channels, c.out_channels, to,
+                parallel);
     packed = to;
   }
 
@@ -243,9 +235,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
                          pixel = x.stride_w * p.pitch;
       Place<E> to;
       to.from = from + i * line + j * pixel;
-      to.i = i0 + i;
-      to.j = j0 + j;
-      to.at = epilogue.map.Offset(n, to.i, to.j);
+      to.at = epilogue.map.Offset(n, i0 + i, j0 + j);
       to.rows = static_cast<int>(parts.Size(part));
       std::int64_t last_i = i, next_j = j, offset = 0;
       for (int row = 0; row < to.rows; ++row, ++next_j, offset += pixel) {
@@ -298,8 +288,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
       prefetch.Clear();
       bool in_tile = false;
       if (finishes) {
-        in_tile = c.block == nullptr &&
-                  epilogue.LeaveToTile(to.at, channel, num_columns, &tile);
+        in_tile = epilogue.LeaveToTile(to.at, channel, num_columns, &tile);
         if (in_tile && starts) tile.JoinPanels(columns, panel_stride);
         if (band_moments != nullptr) tile.moments = band_moments + panel;
         epilogue.Prefetch(to.at, channel, to.rows,
@@ -308,11 +297,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
       }
       SelectTile<E, true>(to.rows, num_columns)(tile);
       if (!finishes || in_tile) return tile.num_panels;
-      if (c.block == nullptr) {
-        WriteTile(epilogue, to.at, channel, sum, to.rows, num_columns);
-      } else {
-        WriteBlocks(epilogue, to.at, *c.block, to.i, to.j, sum, to.rows);
-      }
+      WriteTile(epilogue, to.at, channel, sum, to.rows, num_columns);
       return 1;
     };
 

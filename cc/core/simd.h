@@ -70,6 +70,14 @@ TFO_INLINE void Store(A* to, Vec<A> v) {
   __builtin_memcpy(to, &v, sizeof(v));
 }
 
+// Keeps a vector in a register, where the compiler would load it for every use.
+template <class V>
+TFO_INLINE void KeepLoaded(V& v) {
+#if defined(__x86_64__)
+  __asm__("" : "+v"(v));
+#endif
+}
+
 #if defined(__AVX512F__)
 TFO_INLINE Vec<float> LoadPartial(const float* from, int n) {
   return (Vec<float>)_mm512_maskz_loadu_ps(
