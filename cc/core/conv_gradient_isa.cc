@@ -122,10 +122,56 @@ bool InputGradientInPhases(const InputGradientOperands<T>& g,
   return true;
 }
 
+// Whether the columns of a filter gradient's tiles are better x's channels than
+// dz's: these are few, and x and dz may change places.
+template <class T>
+bool ExchangesOperands(const FilterGradient<T>& g) {
+  using A = Accumulator<T>;
+  const ConvShape& s = g.shape;
+  // Pairs of pixels are gathered as they are.
+  const bool plain = kElements<Operand<T>> == 1 || g.dz.saved == nullptr;
+  return g.filters_gradient != nullptr && plain && g.x.taps.count > 1 &&
+         s.stride_h == 1 && s.stride_w == 1 &&
+         2 * s.out_c * CeilDiv(s.in_c, kLanes<A>) <=
+             s.in_c * CeilDiv(s.out_c, kLanes<A>);
+}
+
+// The same filter gradient as a sum over the pixels of x:
+//
+//   dw[r, s, c, k] = sum over pixels of dz[pixel under tap -(r, s), k] *
+//   x[pixel, c]
+template <class T>
+bool FilterGradientExchanged(const FilterGradient<T>& g,
+                             const Parallel& parallel, const Scratch& scratch) {
+  const ConvShape& s = g.shape;
+  TapList taps{scratch.Allocate<Tap>(s.kernel_h * s.kernel_w)};
+  if (taps.taps == nullptr) return false;
+  InputGradientTaps(s, 0, 0, s.in_h, s.in_w, &taps);
+  const Windows<T> dz{g.dz, g.dz_map, s.batch, s.out_h, s.out_w, s.out_c,
+                      taps, 1,        1,       s.in_h,  s.in_w};
+  ConvShape exchanged = s;
+  exchanged.in_h = s.out_h;
+  exchanged.in_w = s.out_w;
+  exchanged.in_c = s.out_c;
+  exchanged.out_h = s.in_h;
+  exchanged.out_w = s.in_w;
+  exchanged.out_c = s.in_c;
+  exchanged.filters_transposed = !s.filters_transposed;
+  return ComputeFilterGradient<T>({dz, g.x.source, g.x.map, exchanged,
+                                   g.filters_gradient, nullptr, nullptr},
+                                  parallel, scratch);
+}
+
 // All that a FilterGradient asks for.
 template <class T>
 bool FilterGradients(FilterGradient<T> g, bool winograd,
                      const Parallel& parallel, const Scratch& scratch) {
+  if (ExchangesOperands(g)) {
+    if (!FilterGradientExchanged(g, parallel, scratch)) return false;
+    g.filters_gradient = nullptr;
+    if (g.bias_gradient == nullptr && g.side_input_gradient == nullptr)
+      return true;
+  }
   return winograd && g.filters_gradient != nullptr &&
                  g.side_input_gradient == nullptr &&
                  WinogradPays(g.shape, g.x, g.shape.out_c)
