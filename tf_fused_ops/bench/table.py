@@ -166,6 +166,8 @@ GROUPS = {
         "conv3x3_dilation2": ConvCase(8, (28, 28), 64, 64, dilations=(2, 2)),
         "conv3x3_batch1": ConvCase(1, (56, 56), 64, 64),
         "conv3x3_nchw": ConvCase(16, (56, 56), 64, 64, layout="NCHW"),
+        "conv3x3_to_3": ConvCase(4, (112, 112), 64, 3),
+        "conv9x9_to_3": ConvCase(2, (128, 128), 64, 3, (9, 9)),
         "conv_tiny": ConvCase(2, (7, 7), 17, 33),
         "matmul_tiny": MatMulCase(m=17, k=64, n=33, act="gelu_tanh"),
         "matmul_skinny": MatMulCase(m=8, k=768, n=3072, act="gelu_tanh"),
