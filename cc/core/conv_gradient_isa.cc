@@ -150,12 +150,9 @@ bool FilterGradientExchanged(const FilterGradient<T>& g,
   const Windows<T> dz{g.dz, g.dz_map, s.batch, s.out_h, s.out_w, s.out_c,
                       taps, 1,        1,       s.in_h,  s.in_w};
   ConvShape exchanged = s;
-  exchanged.in_h = s.out_h;
-  exchanged.in_w = s.out_w;
-  exchanged.in_c = s.out_c;
-  exchanged.out_h = s.in_h;
-  exchanged.out_w = s.in_w;
-  exchanged.out_c = s.in_c;
+  Swap(exchanged.in_h, exchanged.out_h);
+  Swap(exchanged.in_w, exchanged.out_w);
+  Swap(exchanged.in_c, exchanged.out_c);
   exchanged.filters_transposed = !s.filters_transposed;
   return ComputeFilterGradient<T>({dz, g.x.source, g.x.map, exchanged,
                                    g.filters_gradient, nullptr, nullptr},

@@ -13,6 +13,11 @@ TFO_INLINE std::int64_t Min(std::int64_t a, std::int64_t b) {
 TFO_INLINE std::int64_t Max(std::int64_t a, std::int64_t b) {
   return a > b ? a : b;
 }
+TFO_INLINE void Swap(std::int64_t& a, std::int64_t& b) {
+  const std::int64_t old = a;
+  a = b;
+  b = old;
+}
 TFO_INLINE std::int64_t CeilDiv(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
