@@ -55,16 +55,19 @@ CASES = [
     (43, (5, 4), 6, 9, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     (35, (5, 5), 7, 20, (1, 1), (2, 2), (1, 1), (0, 0, 0, 0)),
     (37, (1, 5), 5, 40, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
-    # Few output channels, in one group of a tile's rows and in several; the pixels of a line in
-    # whole tiles and parts, and in several bands.
+    # Few output channels, or no input channels; the pixels of a line in whole tiles and parts, and
+    # in several bands.
     (2, (9, 67), 37, 3, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
-    (1, (8, 50), 20, 13, (3, 2), (1, 1), (2, 3), (2, 3, 2, 0)),
-    (1, (6, 49), 19, 27, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    (1, (8, 50), 20, 6, (3, 2), (1, 1), (2, 3), (2, 3, 2, 0)),
+    (1, (6, 49), 19, 9, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     (2, (11, 33), 6, 2, (2, 3), (2, 1), (1, 1), (1, 1, 0, 1)),
     (1, (3, 980), 90, 1, (5, 3), (1, 1), (1, 1), (2, 1, 2, 1)),
-    # Few input channels: the pixels between the strides together, those beyond the edge left out.
+    (1, (5, 40), 0, 2, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    # Few input channels: the pixels between the strides together, in one tile's rows or several;
+    # those beyond the edge left out.
     (1, (21, 67), 3, 20, (7, 7), (2, 2), (1, 1), (2, 2, 3, 3)),
     (2, (9, 50), 2, 40, (3, 3), (1, 3), (1, 1), (1, 1, 1, 1)),
+    (1, (9, 61), 4, 33, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)),
     (1, (9, 60), 4, 33, (3, 3), (2, 2), (2, 2), (2, 2, 2, 2)),
 ]
 

@@ -91,6 +91,18 @@ def test_few_channels_are_broadcast():
     assert 0 <= three - one - 9 * 64 * 2 * 4 <= 2 * 32 * 4
 
 
+def test_input_gradients_of_few_channels_are_broadcast():
+    """Panels of the filters alone would take more."""
+    _, taken = _core.conv_scratch_bytes(shape(2, 56, 1, 64, 7, 2))
+    assert taken < filter_bytes(64, 1, 7)
+
+
+def test_filter_gradients_of_few_channels_exchange_operands():
+    """Sums are of the taps and 64 columns, not of the taps' 64 rows each and a panel's columns."""
+    _, taken = _core.conv_scratch_bytes(shape(8, 28, 64, 1, 5))
+    assert taken < SUMS_BYTES // 8
+
+
 def test_gradients_of_many_pixels_come_from_one_gathered_dz():
     """The input gradient by itself would gather bands of dz once more."""
     _, taken = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 4096, 64, 256))

@@ -9,20 +9,23 @@
 namespace tfo::TFO_ISA {
 namespace {
 
-// More channels are better served as columns of a tile (measured with AVX-512,
-// 3x3 convolutions of 64 channels on 112x112: 0.3 of the time to 3 channels,
-// 0.5 to 8, 0.9 to 24, 1.07 to 30).
+// More read the pixels once for each tile (measured with AVX-512, 3x3
+// convolutions to 24 channels: 0.9 of the time from 16, but 1.15 from 512).
 template <class A>
 constexpr int kFewChannels =
-    2 * kTileRows < kTileColumns<A> ? 2 * kTileRows : kTileColumns<A>;
+    kTileRows < kTileColumns<A> ? kTileRows : kTileColumns<A>;
 
-// Whether pixels of lines of `width` fill vectors no worse than the output's
-// channels do.
+// Whether pixels of lines of `width` fill so much more of the vectors than the
+// output's channels do that they may be transposed for it (measured with
+// AVX-512, 3x3 convolutions on 112x112: 0.3 of the time from 64 to 3 channels,
+// 0.5 to 8, 0.7 to 12; but up to 1.2 from 512 to 12 on 38x38, which fill 0.95
+// as many).
 template <class A>
 TFO_INLINE bool PixelsFillVectors(std::int64_t channels, std::int64_t width) {
   constexpr int lanes = kLanes<A>;
   return channels <= kFewChannels<A> &&
-         channels * CeilDiv(width, lanes) <= width * CeilDiv(channels, lanes);
+         5 * channels * CeilDiv(width, lanes) <=
+             4 * width * CeilDiv(channels, lanes);
 }
 
 // Whether they do, and are used often enough to be transposed for it.
@@ -238,9 +241,13 @@ bool CorrelateFewChannels(const Correlation<T>& c, const PixelBlock& block,
   const std::int64_t wanted =
       Max(Min(grid * work / kTaskWork, kWantedTasks), 1);
   const std::int64_t width = x.grid_w + x.taps.max_w - x.taps.min_w;
+  // Neighbouring bands gather the rows that both read anew: no more than half
+  // as many as they have.
+  const std::int64_t shared = x.taps.max_h - x.taps.min_h;
+  const std::int64_t pixels =
+      Max(Max(CeilDiv(grid, wanted), kColumns), 2 * shared * x.grid_w);
   const Bands bands =
-      CutIntoBands(x, depth, Max(CeilDiv(grid, wanted), kColumns),
-                   kBandBytes * width / PlanePitch<A>(width));
+      CutIntoBands(x, depth, pixels, kBandBytes * width / PlanePitch<A>(width));
   const Planes<T> planes(x, bands);
   BroadcastFilters<T> filters(x, c.out_channels);
   if (!filters.Pack(c, block, parallel, scratch)) return false;
