@@ -16,6 +16,7 @@ from tf_fused_ops.ops import (
     batch_norm_act,
     conv2d_bias_act,
     matmul_bias_act,
+    max_pool2d_act,
     sync_batch_norm_act,
 )
 from tf_fused_ops.remapper import RemapOptions, remap
@@ -34,6 +35,7 @@ __all__ = [
     "function",
     "layers",
     "matmul_bias_act",
+    "max_pool2d_act",
     "remap",
     "sync_batch_norm_act",
     "viz",

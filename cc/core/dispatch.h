@@ -5,6 +5,7 @@
 #include "cc/core/act.h"
 #include "cc/core/batch_norm.h"
 #include "cc/core/conv.h"
+#include "cc/core/max_pool.h"
 #include "cc/core/peak.h"
 
 namespace tfo {
@@ -21,6 +22,8 @@ struct Kernels {
   BatchNormGradientApplyFunction* batch_norm_gradient_apply;
   ActForwardFunction* act_forward;
   ActGradientFunction* act_gradient;
+  MaxPoolForwardFunction* max_pool_forward;
+  MaxPoolGradientFunction* max_pool_gradient;
   MultiplyAddFunction* multiply_add;
   CopyFunction* copy;
 };

@@ -16,22 +16,17 @@ BatchNormGradientSumsFunction BatchNormGradientSums;
 BatchNormGradientApplyFunction BatchNormGradientApply;
 ActForwardFunction ActForward;
 ActGradientFunction ActGradient;
+MaxPoolForwardFunction MaxPoolForward;
+MaxPoolGradientFunction MaxPoolGradient;
 MultiplyAddFunction MultiplyAdd;
 CopyFunction Copy;
 
 extern const Kernels kKernels;
-const Kernels kKernels = {TFO_STRING(TFO_ISA),
-                          &ConvForward,
-                          &ConvGradient,
-                          &ConvPackedBytes,
-                          &ConvPackFilters,
-                          &BatchNormMoments,
-                          &BatchNormApply,
-                          &BatchNormGradientSums,
-                          &BatchNormGradientApply,
-                          &ActForward,
-                          &ActGradient,
-                          &MultiplyAdd,
-                          &Copy};
+const Kernels kKernels = {
+    TFO_STRING(TFO_ISA), &ConvForward,           &ConvGradient,
+    &ConvPackedBytes,    &ConvPackFilters,       &BatchNormMoments,
+    &BatchNormApply,     &BatchNormGradientSums, &BatchNormGradientApply,
+    &ActForward,         &ActGradient,           &MaxPoolForward,
+    &MaxPoolGradient,    &MultiplyAdd,           &Copy};
 
 }  // namespace tfo::TFO_ISA

@@ -37,3 +37,19 @@ def data_format(value):
     if value not in ("NHWC", "NCHW"):
         raise ValueError(f"data_format must be 'NHWC' or 'NCHW'; got {value!r}")
     return value
+
+
+def four(name, value, data_format):
+    """Returns strides or dilations as four integers in the order of data_format."""
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    try:
+        values = [int(v) for v in values]
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be an integer or a list of them; got {value!r}") from None
+    if len(values) == 1:
+        values *= 2
+    if len(values) == 2:
+        values = [1, *values, 1] if data_format == "NHWC" else [1, 1, *values]
+    if len(values) != 4:
+        raise ValueError(f"{name} must have 1, 2 or 4 elements; got {value!r}")
+    return values

@@ -11,22 +11,6 @@ _ATTRIBUTES = (*_REFERENCE_ATTRIBUTES, "winograd")
 _OPTIONAL = ("num_bias", "num_side_inputs", "num_scale")
 
 
-def _four(name, value, data_format):
-    """Returns strides or dilations as four integers in the order of data_format."""
-    values = list(value) if isinstance(value, (list, tuple)) else [value]
-    try:
-        values = [int(v) for v in values]
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be an integer or a list of them; got {value!r}") from None
-    if len(values) == 1:
-        values *= 2
-    if len(values) == 2:
-        values = [1, *values, 1] if data_format == "NHWC" else [1, 1, *values]
-    if len(values) != 4:
-        raise ValueError(f"{name} must have 1, 2 or 4 elements; got {value!r}")
-    return values
-
-
 def _padding(value):
     """Returns the attributes padding and explicit_paddings."""
     if isinstance(value, str) and value.upper() in ("SAME", "VALID"):
@@ -119,11 +103,11 @@ def conv2d_bias_act(
         bias=bias,
         side_input=side_input,
         scale=scale,
-        strides=_four("strides", strides, data_format),
+        strides=_arguments.four("strides", strides, data_format),
         padding=padding,
         explicit_paddings=explicit_paddings,
         data_format=data_format,
-        dilations=_four("dilations", dilations, data_format),
+        dilations=_arguments.four("dilations", dilations, data_format),
         activation=activation,
         alpha=alpha,
         winograd=bool(winograd),
