@@ -13,6 +13,7 @@ from remapping import (
     values,
 )
 
+import tf_fused_ops as tfo
 from tf_fused_ops.function import function
 
 X, W, B = values((6, 7), (7, 5), (5,))
@@ -242,3 +243,28 @@ def test_nothing_but_operands_and_result_is_kept():
     kept = {t.name for t in backward.graph.inputs if t.shape.rank is not None}
     assert kept == {t.name for t in (x, w, y)} | {"Placeholder:0"}
     assert not forward.graph.get_operation_by_name("Relu_fused").get_attr("save_pre_activation")
+
+
+@pytest.mark.parametrize(("height", "ops"), [(63, 2), (64, 1)])
+@pytest.mark.parametrize("registered", [False, True])
+def test_gradients_of_large_images_are_one_op(height, ops, registered):
+    """From 1 MiB an image on, which is 64x64x64 in float32."""
+
+    def conv(x, w):
+        if registered:
+            return tfo.conv2d_bias_act(x, w, tf.zeros([64]), activation="relu")
+        return tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, w, 1, "SAME"), tf.zeros([64])))
+
+    def step(x, v, w):
+        with tf.GradientTape() as tape:
+            tape.watch([v, w])
+            loss = tf.reduce_sum(conv(conv(x, v), w))
+        return tape.gradient(loss, [v, w])
+
+    shapes = [[None, height, 64, 3], [3, 3, 3, 64], [3, 3, 64, 64]]
+    specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
+    concrete = function(step, input_signature=specs).get_concrete_function()
+    named = ("filters", "bias")
+    asked = asked_for(concrete, "TfFusedOps>Conv2DBiasActGrad", named)
+    assert asked["filters"] == 2
+    assert op_counts(concrete)["TfFusedOps>Conv2DBiasActGrad"] == ops + 1

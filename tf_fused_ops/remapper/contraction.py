@@ -245,7 +245,7 @@ def emit_gradients(op_type, *inputs, switches, wanted, device, **options):
     left = next(iter(switches))
     awaited = left in wanted and bool(wanted[left].consumers())
     found = {}
-    for part in _gradient.parts(list(switches.values()), device, awaited):
+    for part in _gradient.parts(list(switches.values()), device, inputs[0], awaited):
         asked = dict(zip(switches, part, strict=True))
         asked_attrs = {f"{name}_gradient": switch for name, switch in asked.items()}
         outputs = emit(op_type, *inputs, **asked_attrs, **options)
