@@ -14,6 +14,7 @@ FUSED = {
     "Conv2D": "TfFusedOps>Conv2DBiasAct",
     "MatMul": "TfFusedOps>MatMulBiasAct",
     "FusedBatchNormV3": "TfFusedOps>BatchNormAct",
+    "MaxPool": "TfFusedOps>MaxPoolAct",
     "activation": "TfFusedOps>Act",
 }
 

@@ -93,7 +93,13 @@ ARCHITECTURES = {
         "moments_batch_norm_add_relu": 16,
         "matmul_bias": 1,
     },
-    "VGG16": {"conv2d_bias_relu": 13, "matmul_bias": 1, "matmul_bias_relu": 2},
+    "VGG16": {
+        "conv2d_bias": 5,
+        "conv2d_bias_relu": 8,
+        "matmul_bias": 1,
+        "matmul_bias_relu": 2,
+        "relu_max_pool": 5,
+    },
     "MobileNetV3Small": {
         "conv2d_moments": 15,
         "conv2d_bias": 10,

@@ -46,6 +46,7 @@ SHAPES = {
     "moments_batch_norm_add": [*BATCH_NORM[:3], (4, 5, 3, 6)],
     "given_batch_norm": BATCH_NORM,
     "given_batch_norm_add": [*BATCH_NORM, (4, 5, 3, 6)],
+    "relu_max_pool": [(2, 5, 4, 3)],
 }
 DECOMPOSED = {"epsilon": 1e-3, "scaled": True, "centered": True, "reshaped": False, "half": None}
 VARIANTS = {
@@ -107,7 +108,7 @@ def test_inference(rule):
     def forward(*args):
         return rule.stock(attrs(rule), **dict(zip(named, args, strict=True)))["y"]
 
-    check(forward, list(named.values()), {rule.name: 1})
+    check(forward, list(named.values()), {rule.name: 1} if rule.forward_alone else {})
 
 
 def test_outer_tape(rule):
@@ -128,7 +129,7 @@ def test_outer_tape(rule):
     with plain():
         expected = gradients(tf.function(forward))
     assert_same(gradients(fused), expected)
-    assert rule_counts(fused) == {rule.name: 1}
+    assert rule_counts(fused) == ({rule.name: 1} if rule.forward_alone else {})
 
 
 def inner_tape_cases():

@@ -246,7 +246,8 @@ class RuleCase(Case):
 
     `shapes` are those of its inputs, `result` that of y; `macs` counts multiply-accumulates.
     `alone` says that the forward pass has to stay, so that the backward pass is fused alone;
-    `joins` that the rule joins what another one has fused, in the forward pass alone.
+    `joins` that the rule joins what another one has fused, in the forward pass alone;
+    `trained` that it is fused in training alone.
     """
 
     family: str
@@ -256,12 +257,13 @@ class RuleCase(Case):
     act: str = "relu"
     alone: bool = False
     joins: bool = False
+    trained: bool = False
     dtype: str = "float32"
 
     @property
     def modes(self):
         """Those of `MODES` in which anything is fused."""
-        return MODES[self.alone : 1 if self.joins else None]
+        return MODES[self.alone or self.trained : 1 if self.joins else None]
 
     def rule(self):
         """The name of the remapper's rule that fuses it."""

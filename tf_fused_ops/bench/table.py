@@ -4,6 +4,7 @@ import dataclasses
 import fnmatch
 
 from tf_fused_ops.bench.cases import (
+    MODES,
     BatchNormCase,
     ConvCase,
     MatMulCase,
@@ -122,6 +123,7 @@ _RULES = {
     **_both("conv2d_batch_norm_v1", _IMAGES, _FILTERS, *_VECTORS, macs=_CONV_MACS),
     **_both("conv2d_batch_norm_v2", _IMAGES, _FILTERS, *_VECTORS, macs=_CONV_MACS),
     **_both("conv2d_given_batch_norm", _IMAGES, _FILTERS, *_VECTORS, macs=_CONV_MACS),
+    **_rule("relu_max_pool", _IMAGES, result=(8, 14, 14, 128), act="none", trained=True),
     **{
         f"rule_act_{act}": RuleCase("act", ((8192, 3072),), (8192, 3072), act=act)
         for act in ("gelu_erf", "gelu_tanh", "silu", "mish", "hard_swish")
@@ -133,7 +135,11 @@ _ALONE = {
     **_rule(
         "matmul_bias", (2048, 256), (256, 1024), (1024,), result=(2048, 1024), macs=_TOKEN_MACS
     ),
-    **{name: case for name, case in _RULES.items() if "batch_norm" not in name and not case.joins},
+    **{
+        name: case
+        for name, case in _RULES.items()
+        if "batch_norm" not in name and case.modes == MODES
+    },
 }
 GROUPS = {
     "contraction": {

@@ -278,6 +278,7 @@ _FAMILIES = {
     "heads_bias": lambda a, w, b: tf.reshape(tf.matmul(a, w), [-1, a.shape[1], *b.shape]) + b,
     "moments_batch_norm": _moments_batch_norm,
     "given_batch_norm": _given_batch_norm,
+    "relu_max_pool": lambda x: tf.nn.max_pool2d(tf.nn.relu(x), 2, 2, "VALID"),
     "conv2d_moments": lambda x, w, *vectors: _moments_batch_norm(_conv(x, w), *vectors),
     "conv2d_batch_norm": _conv_batch_norm(tf.raw_ops.FusedBatchNormV3),
     "conv2d_batch_norm_v1": _conv_batch_norm(tf.raw_ops.FusedBatchNorm),

@@ -87,11 +87,16 @@ class Candidate:
     def objection(self):
         """Returns why the replacement would not be equivalent, in words, or None."""
         checks = (self._ranks, self._kernels, self._devices, self._preserved, self._control_edges)
-        for check in (*checks, self._leaks, self._cycles, self._missing):
+        for check in (self._differentiated, *checks, self._leaks, self._cycles, self._missing):
             reason = check()
             if reason:
                 return reason
         return self.rule.check(self.match)
+
+    def _differentiated(self):
+        if self.rule.forward_alone or any(map(self.wanted, self.backward)):
+            return None
+        return "no gradient of it is in the graph, and without one stock is as fast"
 
     def _ranks(self):
         for name, tensor in self.match.operands.items():

@@ -13,6 +13,7 @@ from tf_fused_ops.remapper.report import Fusion, Report
 _ACTIVATION = ("activation", "alpha")
 _CONV = ("strides", "padding", "data_format", "dilations")
 _MATMUL = ("transpose_a", "transpose_b")
+_MAX_POOL = ("ksize", "strides", "padding")
 _OPTIONAL = ("num_bias", "num_side_inputs", "num_scale")
 _STATISTICS = ("epsilon", "momentum", "training", "unbiased", "data_format")
 
@@ -178,6 +179,14 @@ def _act_grad(op):
     return [reference.act_grad(*op.inputs, **_attributes(op, _ACTIVATION))]
 
 
+def _max_pool(op):
+    return reference.max_pool_act(op.inputs[0], **_attributes(op, (*_MAX_POOL, "activation")))
+
+
+def _max_pool_grad(op):
+    return [reference.max_pool_act_grad(*op.inputs, **_attributes(op, _MAX_POOL))]
+
+
 _STOCK = {
     "TfFusedOps>Act": _act,
     "TfFusedOps>ActGrad": _act_grad,
@@ -185,6 +194,8 @@ _STOCK = {
     "TfFusedOps>Conv2DBiasActGrad": _contraction_grad(reference.conv2d_bias_act_grad, _CONV),
     "TfFusedOps>MatMulBiasAct": _contraction(reference.matmul_bias_act, _MATMUL),
     "TfFusedOps>MatMulBiasActGrad": _contraction_grad(reference.matmul_bias_act_grad, _MATMUL),
+    "TfFusedOps>MaxPoolAct": _max_pool,
+    "TfFusedOps>MaxPoolActGrad": _max_pool_grad,
     "TfFusedOps>BatchNormAct": _batch_norm,
     "TfFusedOps>BatchNormActGrad": _batch_norm_grad(
         reference.batch_norm_act_grad, 6, ("training", "data_format")

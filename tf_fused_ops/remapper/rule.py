@@ -66,6 +66,7 @@ class Rule(abc.ABC):
         optional: Attributes of variants that say whether a part is there that may also stay as it
             is, so that the chain without it is tried, too.
         fused_ops: The op types that are emitted: forward, gradient.
+        forward_alone: Whether a forward pass is replaced also where no gradient follows.
         backward_alone: Whether a backward pass is replaced also where its forward pass may not be.
         gradient_ops: {op type that stock gradients are made of: operand whose gradient it yields},
             at which backward passes without forward pass are recognized; see `backward_variants`.
@@ -82,6 +83,7 @@ class Rule(abc.ABC):
     keyed: tuple = ()
     optional: tuple = ()
     fused_ops: tuple
+    forward_alone = True
     backward_alone = False
     gradient_ops: ClassVar[dict] = {}
     last = False

@@ -14,6 +14,7 @@ from tf_fused_ops.remapper import (
     conv_moments,
     convolution,
     elementwise,
+    max_pool,
     moments,
     product,
     spellings,
@@ -66,6 +67,7 @@ def _table():
             elif chain not in _BARE:
                 yield cores[chain]
     yield conv_moments.ConvMoments()
+    yield max_pool.ReluMaxPool()
     for activation in spellings.ACTIVATIONS:
         if activation is not spellings.NONE and not activation.own_op:
             yield from (elementwise.Act(activation, form) for form in activation.spellings)

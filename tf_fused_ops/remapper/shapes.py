@@ -31,7 +31,8 @@ _SAME_SHAPE = frozenset(
 _ELEMENTWISE = frozenset({"Add", "AddV2", "Mul", "Sub"})
 _PRODUCT = frozenset({"MatMul", "TfFusedOps>MatMulBiasAct"})
 _WINDOWED = frozenset(
-    {"Conv2D", "DepthwiseConv2dNative", "MaxPool", "AvgPool", "TfFusedOps>Conv2DBiasAct"}
+    {"Conv2D", "DepthwiseConv2dNative", "MaxPool", "AvgPool"}
+    | {"TfFusedOps>Conv2DBiasAct", "TfFusedOps>MaxPoolAct"}
 )
 _PADDING = frozenset({"Pad", "PadV2", "MirrorPad"})
 _WINDOW_ATTRS = ("strides", "padding", "explicit_paddings", "dilations", "ksize", "data_format")
