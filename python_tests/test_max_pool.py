@@ -162,6 +162,19 @@ def test_gradient_of_what_ran_without_indices():
         np.testing.assert_array_equal(a, b)
 
 
+def test_gradient_of_unknown_batch_does_not_keep_x():
+    @tf.function(input_signature=[tf.TensorSpec([None, 7, 8, 5])])
+    def step(x):
+        return pooled(x, lambda x: max_pool2d_act(x, activation="relu"))
+
+    x = tf.constant(np.random.default_rng(0).normal(size=(2, 7, 8, 5)), tf.float32)
+    found, expected = step(x), pooled(x, stock_pool(2, 2, "VALID", "relu"))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    (given,) = step.get_concrete_function().inputs
+    assert {reader.type for reader in given.consumers()} == {"TfFusedOps>MaxPoolAct"}
+
+
 def test_indices_are_a_byte_and_computed_on_request():
     x = tf.zeros([2, 6, 4, 3])
     attributes = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}

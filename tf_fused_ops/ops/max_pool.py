@@ -55,8 +55,15 @@ def _max_pool_act_gradient(op, dy, _):
         _, indices = ops.tf_fused_ops_max_pool_act(x=x, save_indices=True, **attributes)
     del attributes["activation"]
     return ops.tf_fused_ops_max_pool_act_grad(
-        dy=dy, indices=indices, input_sizes=tf.shape(x), **attributes
+        dy=dy, indices=indices, input_sizes=_input_sizes(x, dy), **attributes
     )
+
+
+def _input_sizes(x, dy):
+    """The shape of x, without x where that would be kept for its batch size alone."""
+    if x.shape.rank and x.shape[0] is None and x.shape[1:].is_fully_defined():
+        return tf.concat([tf.shape(dy)[:1], x.shape[1:]], 0)
+    return tf.shape(x)
 
 
 @tf.RegisterGradient("TfFusedOps>MaxPoolActGrad")
