@@ -7,6 +7,7 @@ protos of every attribute, where here one that is serialized already is as good.
 
 import contextlib
 import functools
+import threading
 import weakref
 
 import tensorflow as tf
@@ -14,17 +15,25 @@ from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_def_library, op_def_registry
 
-from tf_fused_ops.remapper import stack_traces
+from tf_fused_ops.remapper.stack_traces import HideFrames
 
 # Graph -> {(value, dtype): name of the scalar}. Names, since tensors keep their graph alive.
 _CONSTANTS = weakref.WeakKeyDictionary()
 
 
+class _Replaced(threading.local):
+    """The stack trace of the op in whose place new ones are added."""
+
+    trace = None
+
+
+_replaced = _Replaced()
+
+
 @contextlib.contextmanager
 def outside(graph):
     """New ops go into a graph, whatever devices and control dependencies are around."""
-    hidden = stack_traces.HideFrames()
-    with graph.as_default(), tf.control_dependencies(None), tf.device(None), hidden:
+    with graph.as_default(), tf.control_dependencies(None), tf.device(None), HideFrames():
         yield
 
 
@@ -33,7 +42,7 @@ def emitting(op, controls):
     """New ops take the place of others, unseen by tapes.
 
     Args:
-        op: One of the others; its device and its line are those of the new ops.
+        op: One of the others; its device and its stack trace are those of the new ops.
         controls: The ops that the others had to wait for.
     """
     with contextlib.ExitStack() as stack:
@@ -42,7 +51,10 @@ def emitting(op, controls):
         if controls:
             stack.enter_context(tf.control_dependencies(controls))
         stack.enter_context(record.stop_recording())
-        stack.enter_context(stack_traces.ShowLineOf(op))
+        if trace := op.traceback:
+            # TensorFlow's own frames take long to read. What is sliced counts as the user's.
+            _replaced.trace = trace.get_user_frames()[:]
+            stack.callback(setattr, _replaced, "trace", None)
         yield
 
 
@@ -87,7 +99,8 @@ def add(op_type, *inputs, name, **attrs):
             if proto is not None:
                 pywrap_tf_session.TF_SetAttrValueProto(new, key, proto)
         finished = pywrap_tf_session.TF_FinishOperation(new)
-        pywrap_tf_session.TF_SetOpStackTrace(finished, stack_traces.extract_stack())
+        if _replaced.trace:
+            pywrap_tf_session.TF_SetOpStackTrace(finished, _replaced.trace)
         op = graph._create_op_from_tf_operation(finished)
     # What `op.inputs` would ask for.
     op._inputs_val = tuple(flat)
