@@ -117,7 +117,8 @@ class GraphView:
         return id(tensor) in self._withheld
 
     def attrs(self, op):
-        """Returns the attributes that decide what an op computes, as a dict of AttrValue protos."""
+        """Returns the attributes of an op, name -> AttrValue, with the identity of an overridden
+        gradient in place of its name."""
         found = self._attrs.get(op)
         return self._read_attrs(op) if found is None else found
 
@@ -138,9 +139,12 @@ class GraphView:
 
     def _read_attrs(self, op):
         node_def = op.node_def
-        self._attrs[op] = attrs = attributes.semantic_attrs(node_def, self._identify_gradient)
-        if KEEP in node_def.attr:
+        attrs = node_def.attr
+        if KEEP in attrs:
             self._kept.add(op)
+        if custom_gradients.ATTRIBUTE in attrs:
+            attrs = attributes.semantic_attrs(node_def, self._identify_gradient)
+        self._attrs[op] = attrs
         if node_def.device:
             self._devices[op] = node_def.device
         return attrs
