@@ -20,6 +20,10 @@ class BatchNorm(Rule):
         """The stock normalization, as a dict of outputs; "y" is the normalized tensor."""
 
     @abc.abstractmethod
+    def in_training(self, match):
+        """Returns whether the statistics are those of the batch."""
+
+    @abc.abstractmethod
     def arguments(self, match):
         """Returns (vectors, attributes): what the fused op takes besides x and the side input.
 
@@ -38,16 +42,19 @@ class BatchNorm(Rule):
         outputs = self.normalize(attrs, **operands)
         return {**outputs, "y": self.activate(outputs["y"], attrs)}
 
+    def takes_moments_of(self, match):
+        return match.operands["x"] if self.in_training(match) else None
+
     def fuse(self, match, training):
         vectors, attrs = self.arguments(match)
-        side = self._side(match)
+        side, moments = self._side(match), match.attrs["moments"]
         save_mask = training and bool(side) and self.activation.name == "relu"
         fused = emit(
             self.fused_ops[0],
             match.operands["x"],
             *vectors,
             side,
-            [],
+            [] if moments is None else [moments],
             save_mask=save_mask,
             name=match.fused_name(),
             **attrs,
@@ -137,6 +144,9 @@ class BatchNormAct(BatchNorm):
         )
         return {"y": y, "new_mean": new_mean, "new_variance": new_variance}
 
+    def in_training(self, match):
+        return match.attrs["is_training"]
+
     def check(self, match):
         data_format = match.attrs["data_format"]
         if data_format not in (b"NHWC", b"NCHW"):
@@ -152,7 +162,7 @@ class BatchNormAct(BatchNorm):
         return vectors, {
             "epsilon": attrs["epsilon"],
             "momentum": 1.0 - attrs["exponential_avg_factor"],
-            "training": attrs["is_training"],
+            "training": self.in_training(match),
             "unbiased": True,
             "data_format": attrs["data_format"],
         }

@@ -114,6 +114,7 @@ class ContractionBiasAct(Rule):
             save_pre_activation=save,
             name=match.fused_name(),
             **constant_filters(match, self.contraction[1]),
+            **self.forward_attributes(match),
             **self.attributes(match),
         )
         saved = ()
@@ -187,6 +188,10 @@ class ContractionBiasAct(Rule):
 
     def _optional(self, match, name):
         return [match.operands[name]] if name in match.operands else []
+
+    def forward_attributes(self, match):
+        """Returns the attributes of the fused forward op alone."""
+        return {}
 
     def attributes(self, match):
         """Returns the attributes of the fused ops."""

@@ -1,8 +1,9 @@
 """The rule for a convolution and the batch normalization in training that follows it.
 
 The convolution takes the moments of what it writes while that is in registers, so that the batch
-normalization reads it once less. The rule joins what other rules have emitted, and convolutions
-that they have left. Measured on two cores with AVX-512, float32, forward passes of both: 0.84 to
+normalization reads it once less. Where both are fused by other rules, these emit ops that are
+joined; see `convolution`. The rule joins what was fused otherwise, and convolutions that other
+rules have left. Measured on two cores with AVX-512, float32, forward passes of both: 0.84 to
 0.98 of the time of a stock convolution and a fused batch norm, 0.87 to 1.0 of two fused ops.
 """
 
@@ -12,10 +13,12 @@ import tensorflow as tf
 
 from tf_fused_ops._devices import device_type
 from tf_fused_ops._library import ops
+from tf_fused_ops.remapper.contraction import SUMS
 from tf_fused_ops.remapper.convolution import Conv2DAct, fits_winograd
 from tf_fused_ops.remapper.emission import emit
-from tf_fused_ops.remapper.rule import Fused, Rule
+from tf_fused_ops.remapper.rule import Fused, Match, Rule
 
+_BIAS_OPS = frozenset({"BiasAdd", *SUMS})
 _CONV, _BATCH_NORM = "TfFusedOps>Conv2DBiasAct", "TfFusedOps>BatchNormAct"
 _STOCK_CONV = Conv2DAct()
 _WINDOW = {
@@ -109,10 +112,10 @@ class ConvMoments(Rule):
         return convolved | normalized._asdict()
 
     def check(self, match):
-        device = device_type(match.node(_BATCH_NORM).device)
+        x, channels = match.outputs["x"], match.operands["filters"].shape[-1]
+        device = device_type(x.op.device)
         if device != "CPU":
             return f"the convolution takes no moments on {device}"
-        x, channels = match.outputs["x"], match.operands["filters"].shape[-1]
         if x.dtype not in (tf.float32, tf.float64):
             return f"the moments of {x.dtype.name} would take a pass of their own"
         if match.attrs["data_format"] != b"NHWC":
@@ -151,6 +154,40 @@ class ConvMoments(Rule):
             "Conv2D with moments of BatchNorm",
             f"contraction={match.outputs['x'].op.name} batch_norm={match.outputs['y'].op.name}",
         )
+
+
+CONV_MOMENTS = ConvMoments()
+
+
+def convolution(x, options):
+    """Returns the stock convolution that, fused with a bias, may yield the moments of a tensor.
+
+    Args:
+        x: What a batch norm in training normalizes.
+        options: RemapOptions.
+
+    Returns:
+        A Conv2D op, or None.
+    """
+    made = [t.op for t in x.op.inputs if t.op.type == "Conv2D"] if x.op.type in _BIAS_OPS else []
+    if len(made) != 1 or not options.allows(CONV_MOMENTS.name):
+        return None
+    (conv,) = made
+    operands = dict(zip(("input", "filters"), conv.inputs, strict=True))
+    attrs = {name: conv.get_attr(name) for name in Conv2DAct.captured["Conv2D"]}
+    attrs = CONV_MOMENTS.default_attrs() | attrs | {"winograd": options.winograd}
+    return None if CONV_MOMENTS.check(Match((conv,), operands, {"x": x}, attrs)) else conv
+
+
+def moments(x):
+    """Returns the moments of a tensor, if a convolution makes it that yields them, or None."""
+    yields = x.op.type == _CONV and x.op.get_attr("num_moments")
+    return x.op.outputs[-1] if yields else None
+
+
+def joined(x, y):
+    """Returns the Match of a convolution that makes x and a batch norm that makes y of it."""
+    return Match((x.op, y.op), {}, {"x": x, "y": y}, {})
 
 
 def _listed(tensor):

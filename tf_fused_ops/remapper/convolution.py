@@ -5,6 +5,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tf_fused_ops._devices import device_type
+from tf_fused_ops.remapper import spellings
 from tf_fused_ops.remapper.contraction import SUMS, AddAct, ContractionBiasAct
 
 
@@ -56,6 +57,10 @@ class Conv2DBiasAct(ContractionBiasAct):
         fits = attrs["padding"] == b"SAME" or window == [1, 1]
         grouped = shapes["input"][_channel_axis(attrs)] != channels
         return fits and not grouped and attrs["bias_op"] not in SUMS
+
+    def forward_attributes(self, match):
+        plain = self.activation is spellings.NONE and "side_input" not in match.operands
+        return {"num_moments": int(plain and match.attrs["take_moments"])}
 
     def attributes(self, match):
         return super().attributes(match) | {"winograd": match.attrs["winograd"]}

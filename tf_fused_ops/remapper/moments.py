@@ -102,20 +102,23 @@ class _Decomposed(BatchNorm):
             return f"epsilon {epsilon} has more digits than the fused op's attribute"
         return None
 
+    def in_training(self, match):
+        return "mean" not in self.operands
+
     def arguments(self, match):
         x, axis = match.operands["x"], self.axis(match)
         length, dtype = [x.shape[axis]], tf.float64 if x.dtype == tf.float64 else tf.float32
         vectors = [match.operands.get(name) for name in _VECTORS]
         for i, make in enumerate((tf.ones, tf.zeros)):
             vectors[i] = make(length, dtype) if vectors[i] is None else vectors[i]
-        if "mean" not in self.operands:
+        if self.in_training(match):
             # With a momentum of zero nothing is read of the moving statistics.
             vectors[2:] = vectors[1], vectors[1]
         last = axis == x.shape.rank - 1
         return vectors, {
             "epsilon": match.attrs["epsilon"],
             "momentum": 0.0,
-            "training": "mean" not in self.operands,
+            "training": self.in_training(match),
             "unbiased": False,
             "data_format": "NHWC" if last else "NCHW",
         }

@@ -15,6 +15,7 @@ import time
 import tensorflow as tf
 
 from tf_fused_ops.remapper import (
+    conv_moments,
     custom_gradients,
     emission,
     hiding,
@@ -174,8 +175,14 @@ class _Rewriter:
             if self.view.is_live(op):
                 yield op
 
-    def _try_rules(self, anchor, last):
-        """Replaces the longest legal match at an anchor."""
+    def _try_rules(self, anchor, last, normalized=None):
+        """Replaces the longest legal match at an anchor.
+
+        Args:
+            anchor: An op.
+            last: Whether to try the rules that come last, or all others.
+            normalized: A tensor whose moments are wanted if it is the match's output.
+        """
         for rule, match, mismatch in search.forward_matches(
             self.view, anchor, self._usable(anchor.type, anchor.outputs[0].dtype, last)
         ):
@@ -185,7 +192,7 @@ class _Rewriter:
             backward = search.backward_matches(self.view, rule, match)
             candidate, reason = self._legal(rule, match, backward)
             if reason is None:
-                self._replace(candidate)
+                self._replace(candidate, normalized)
                 return
             self._refuse(candidate, reason)
             # Without an activation, a shorter chain has the same gradient op.
@@ -268,10 +275,9 @@ class _Rewriter:
             self._groups[kind] = search.usable_rules(self.view, op_type, dtype, self._options, last)
         return self._groups[kind]
 
-    def _replace(self, candidate):
+    def _replace(self, candidate, normalized=None):
         """Emits the fused ops and redirects the users of what they replace."""
-        rule, match = candidate.rule, candidate.match
-        match = dataclasses.replace(match, attrs={"winograd": self._options.winograd} | match.attrs)
+        rule, match = candidate.rule, self._complete(candidate, normalized)
         wanted = [candidate.wanted(backward) for backward in candidate.backward]
         messages = _messages(candidate, wanted)
         self.view.remove(candidate.nodes)
@@ -301,6 +307,33 @@ class _Rewriter:
                 self._swap(names, gradients)
         names = tuple(op.name for op in emitted)
         self._record(candidate, messages, names, sum(map(bool, wanted)))
+        if match.attrs["moments"] is not None:
+            pair = conv_moments.joined(match.operands["x"], fused.outputs["y"])
+            message = "Fuse {}: {}".format(*conv_moments.CONV_MOMENTS.describe(pair))
+            pair = Candidate(conv_moments.CONV_MOMENTS, pair, (), self.view)
+            self._record(pair, (message,), tuple(op.name for op in pair.nodes), 0)
+
+    def _complete(self, candidate, normalized):
+        """Returns a candidate's match with the attributes that are needed when ops are emitted.
+
+        A convolution with bias whose output is normalized is fused first, to yield the moments. If
+        both may be replaced, so may they together: what depends on either and leads to either
+        would also lead from the normalization to what it reads.
+        """
+        match, moments = candidate.match, None
+        x = candidate.rule.takes_moments_of(match) if candidate.forward else None
+        conv = None if x is None else conv_moments.convolution(x, self._options)
+        if conv is not None:
+            reader, port = next(use for use in self.view.consumers(x) if use[0] in match.nodes)
+            self._try_rules(conv, last=False, normalized=x)
+            x = self.view.inputs[reader][port]
+            match, moments = match.reading(x=x), conv_moments.moments(x)
+        attrs = {
+            "winograd": self._options.winograd,
+            "take_moments": match.outputs["y"] is normalized,
+            "moments": moments,
+        }
+        return dataclasses.replace(match, attrs=attrs | match.attrs)
 
     def _swap(self, old, new):
         """Replaces old tensors by the new ones of the same names."""

@@ -18,7 +18,8 @@ class Match:
         operands: Operand name -> tensor.
         outputs: Output name -> tensor.
         attrs: Name -> value of captured attributes, of parameters and of what the variant says;
-            when ops are emitted, also `winograd`, as the options have it.
+            when ops are emitted, also `winograd`, as the options have it, `take_moments`, whether
+            the output's moments are wanted, and `moments`, those of the input or None.
     """
 
     nodes: tuple
@@ -33,6 +34,10 @@ class Match:
     def fused_name(self, suffix=""):
         """Returns a name for the op that replaces the match."""
         return f"{self.outputs['y'].op.name}_fused{suffix}"
+
+    def reading(self, **operands):
+        """Returns the match with other operands."""
+        return dataclasses.replace(self, operands=self.operands | operands)
 
     def separated(self):
         """Returns the match with operands that are tensors of their own.
@@ -196,6 +201,11 @@ class Rule(abc.ABC):
         """Returns of which node of the forward pass, counted from the end, the gradient op takes
         the output, and of which others it may; for rules with `backward_alone`."""
         return ()
+
+    def takes_moments_of(self, match):
+        """Returns the tensor whose moments the fused op takes unless they are given, as
+        `match.attrs["moments"]`; None if it takes none."""
+        return None
 
     def stock_forward(self, match, kept):
         """Returns what `fuse` returns, made of the stock tensor that `kept_nodes` tells or None,
