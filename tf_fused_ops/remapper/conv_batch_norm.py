@@ -218,10 +218,10 @@ class ConvGivenBatchNormAct(_ConvBatchNorm):
     normalization = GivenBatchNormAct()
 
     def variants(self, view, anchor):
-        forms = [form for x in _factors(view, anchor) for form in _convolutions(view, x)]
-        if forms:
-            for attrs in self.normalization.variants(view, anchor):
-                yield from (attrs | form for form in forms)
+        variants = list(self.normalization.variants(view, anchor))
+        if variants:
+            forms = [form for x in _factors(view, anchor) for form in _convolutions(view, x)]
+            yield from (attrs | form for attrs in variants for form in forms)
 
     def check(self, match):
         normalization = self._normalization(match)

@@ -159,10 +159,11 @@ class ConvMoments(Rule):
 CONV_MOMENTS = ConvMoments()
 
 
-def convolution(x, options):
+def convolution(view, x, options):
     """Returns the stock convolution that, fused with a bias, may yield the moments of a tensor.
 
     Args:
+        view: A GraphView.
         x: What a batch norm in training normalizes.
         options: RemapOptions.
 
@@ -174,7 +175,7 @@ def convolution(x, options):
         return None
     (conv,) = made
     operands = dict(zip(("input", "filters"), conv.inputs, strict=True))
-    attrs = {name: conv.get_attr(name) for name in Conv2DAct.captured["Conv2D"]}
+    attrs = {name: view.attr(conv, name) for name in Conv2DAct.captured["Conv2D"]}
     attrs = CONV_MOMENTS.default_attrs() | attrs | {"winograd": options.winograd}
     return None if CONV_MOMENTS.check(Match((conv,), operands, {"x": x}, attrs)) else conv
 

@@ -322,7 +322,7 @@ class _Rewriter:
         """
         match, moments = candidate.match, None
         x = candidate.rule.takes_moments_of(match) if candidate.forward else None
-        conv = None if x is None else conv_moments.convolution(x, self._options)
+        conv = None if x is None else conv_moments.convolution(self.view, x, self._options)
         if conv is not None:
             reader, port = next(use for use in self.view.consumers(x) if use[0] in match.nodes)
             self._try_rules(conv, last=False, normalized=x)
