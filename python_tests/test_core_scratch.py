@@ -1,5 +1,6 @@
 """What the engine's scratch memory amounts to: a stated bound, and less where a path needs none."""
 
+import numpy as np
 import pytest
 from cases import ConvCase
 
@@ -116,6 +117,16 @@ def test_small_images_are_gathered_together():
     apart, together = (_core.conv_scratch_bytes(shape(batch, 5, 6, 9, 3))[1] for batch in (10, 40))
     image, dz = 7 * 7 * 6 * 4, 5 * 5 * 9 * 4
     assert together - apart >= 3 * (image + dz)
+
+
+def test_channels_are_divided_where_images_and_filters_are_few():
+    """So that there are tasks; of many images, each task gathers all channels."""
+    few, many = (
+        np.diff([_core.conv_scratch_bytes(shape(batch, 14, 256, 16, 3), n)[1] for n in (1, 2)])
+        for batch in (2, 16)
+    )
+    x = 16 * 16 * 256 * 4
+    assert few + x // 2 < many
 
 
 @pytest.mark.parametrize("columns", [1024, 1023])

@@ -40,6 +40,11 @@ for dtype in ("float32", "bfloat16"):
             lambda x, w, b: conv2d_bias_act(x, w, b, strides=strides, activation="silu"),
             tensor(dtype, 4, 29, 31, 33), tensor(dtype, 3, 3, 33, 65), tensor(dtype, 65),
         )
+    # Few tasks but those of channels and of filters.
+    show(
+        lambda x, w, b: conv2d_bias_act(x, w, b, activation="tanh"),
+        tensor(dtype, 1, 13, 14, 250), tensor(dtype, 3, 3, 250, 40), tensor(dtype, 40),
+    )
     for transpose in (False, True):
         show(
             lambda a, b, bias: matmul_bias_act(a, b, bias, transpose_a=transpose),
@@ -58,7 +63,7 @@ for dtype in ("float32", "bfloat16"):
 def test_bitwise_equal_for_any_number_of_threads_and_from_run_to_run(run_python):
     first, *others = (run_python(PROGRAM, *ISAS, threads=threads) for threads in (1, 2, 3))
     lines = [line.split() for line in first.splitlines()]
-    assert [line[0] for line in lines] == ISAS * 16
+    assert [line[0] for line in lines] == ISAS * 18
     assert all(len(line) == 2 for line in lines), first
     for other in others:
         assert other == first

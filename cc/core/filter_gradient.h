@@ -134,13 +134,16 @@ class FilterGradientWork {
   void AddBands(const Parallel& parallel) {
     auto task = [&](std::int64_t index, int worker) {
       const std::int64_t slice = index / p_.groups, group = index % p_.groups;
-      const Range panels{group * p_.panels_per_group,
-                         Min(p_.panels, (group + 1) * p_.panels_per_group)};
+      const std::int64_t some = group / p_.BlockGroups() * p_.panels_per_group;
+      const Range panels{some, Min(p_.panels, some + p_.panels_per_group)};
+      const std::int64_t channels = p_.blocks_per_group * p_.block;
+      const std::int64_t first_channel = group % p_.BlockGroups() * channels;
+      const Range inputs{first_channel, Min(s_.in_c, first_channel + channels)};
       A* const sums = sums_ + slice * p_.panels * p_.PanelSize<A>();
       const std::int64_t first = p_.num_bands * slice / p_.slices;
       const std::int64_t last = p_.num_bands * (slice + 1) / p_.slices;
       for (std::int64_t band = first; band < last; ++band)
-        AddBand(BandAt(band, band == first), panels, sums, worker);
+        AddBand(BandAt(band, band == first), panels, inputs, sums, worker);
     };
     const std::int64_t pixels = s_.batch * s_.out_h * s_.out_w;
     ParallelFor(parallel, p_.slices * p_.groups,
@@ -201,10 +204,12 @@ class FilterGradientWork {
     return b;
   }
 
-  void AddBand(const Band& band, const Range& panels, A* sums, int worker) {
+  // `inputs` are channels of x.
+  void AddBand(const Band& band, const Range& panels, const Range& inputs,
+               A* sums, int worker) {
     E* const dz = dz_ + worker * DzSize();
     for (std::int64_t panel = panels.begin; panel < panels.end; ++panel)
-      GatherPanel(band, panel, sums,
+      GatherPanel(band, panel, inputs.begin == 0, sums,
                   dz + (panel - panels.begin) * dz_panel_size_, worker);
     if (g_.input_gradient != nullptr) {
       const E* from = kPaired ? dense_dz_ + worker * dense_size_ : dz;
@@ -223,7 +228,7 @@ class FilterGradientWork {
       }
     }
     Lookahead<T> next_dz = GradientAfter(band, panels);
-    for (std::int64_t c = 0; c < s_.in_c; c += p_.block) {
+    for (std::int64_t c = inputs.begin; c < inputs.end; c += p_.block) {
       const Block block =
           GatherInput(band, c, Min(p_.block, s_.in_c - c), worker);
       Lookahead<T> next_x = InputAfter(band, c, panels);
@@ -237,10 +242,10 @@ class FilterGradientWork {
     if (p_.streamed) FlushStores();
   }
 
-  // Gathers a panel of dz, with all that is to be had from it by itself: the
-  // first lines of all images, then their second ones.
-  void GatherPanel(const Band& band, std::int64_t panel, A* sums, E* dz,
-                   int worker) {
+  // Gathers a panel of dz: the first lines of all images, then their second
+  // ones. What is to be had from it by itself is done by the first to do so.
+  void GatherPanel(const Band& band, std::int64_t panel, bool first, A* sums,
+                   E* dz, int worker) {
     const std::int64_t channel = panel * kColumns;
     const Box box{band.i,      band.j,     channel,
                   band.height, band.width, Min(s_.out_c - channel, kColumns)};
@@ -255,13 +260,13 @@ class FilterGradientWork {
       A* const to = numbers + m * line;
       Gather(g_.dz, g_.dz_map, band.n + m, s_.out_h, s_.out_w, box, to,
              kColumns, band.images * line);
-      if (g_.side_input_gradient != nullptr) {
+      if (first && g_.side_input_gradient != nullptr) {
         ScatterPanel(to, band.images * line, g_.dz_map, band.n + m, box,
                      g_.side_input_gradient);
       }
     }
     const std::int64_t num_lines = band.images * band.height;
-    if (g_.bias_gradient != nullptr) {
+    if (first && g_.bias_gradient != nullptr) {
       SumColumns(numbers, num_lines * band.width,
                  sums + (panel + 1) * p_.PanelSize<A>() - kColumns,
                  !band.first);
@@ -283,7 +288,7 @@ class FilterGradientWork {
       return {first, count,
               reinterpret_cast<const E*>(
                   x.source.data +
-                  x.map.Offset(band.n, band.source_h, band.source_w))};
+                  x.map.Offset(band.n, band.source_h, band.source_w) + first)};
     }
     E* const to = x_ + worker * x_size_;
     const Box box{band.source_h,        band.source_w, first,

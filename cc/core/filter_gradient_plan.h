@@ -18,6 +18,9 @@ constexpr std::int64_t kMaxSlices = 16;
 constexpr std::int64_t kTasksPerWorker = 2;
 // Tasks that are enough without groups.
 constexpr std::int64_t kEnoughSlices = 8;
+// Multiply-adds and channels of x that are worth a block of their own.
+constexpr std::int64_t kBlockWork = 1 << 20;
+constexpr std::int64_t kLeastBlock = 2 * kTileRows;
 
 // What is gathered at a time.
 struct Portion {
@@ -66,6 +69,9 @@ struct FilterGradientPlan {
   std::int64_t image_pitch;
   std::int64_t num_bands, panels, rows;
   std::int64_t slices, groups, panels_per_group, fitting_panels;
+  std::int64_t blocks, blocks_per_group;
+
+  std::int64_t BlockGroups() const { return CeilDiv(blocks, blocks_per_group); }
   // The filter gradient itself holds the sums; of 16-bit types, which have no
   // more than one band then, takes them as they are done.
   bool in_place;
@@ -97,32 +103,20 @@ TFO_INLINE std::int64_t EvenCount(std::int64_t total, std::int64_t most) {
   return best;
 }
 
+// Cuts x into blocks of so many channels, bands and slices.
 template <class T>
-FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
-                                      std::int64_t num_workers) {
+void CutInput(const FilterGradient<T>& g, const Portion& portion,
+              std::int64_t block, FilterGradientPlan* plan) {
   using A = Accumulator<T>;
-  const ConvShape& s = g.shape;
-  const bool large =
-      g.x.taps.count == 1 &&
-      s.in_c * s.out_c * static_cast<std::int64_t>(sizeof(A)) > kLargeSumsBytes;
-  const Portion& portion = large                ? kLargeSums
-                           : g.x.taps.count > 1 ? kSeveralTaps
-                                                : kOneTap;
-  const std::int64_t x_operands = portion.x_bytes / sizeof(Operand<T>);
-  FilterGradientPlan p;
   constexpr bool kPaired = kElements<Operand<T>> > 1;
-  p.direct = !kPaired && g.x.ReadDirectly() && PixelPitch<A>(s.in_c) == s.in_c;
-  // Many channels are taken in blocks, so that a band holds enough pixels.
+  const ConvShape& s = g.shape;
+  FilterGradientPlan& p = *plan;
+  p.block = block;
+  p.blocks = CeilDiv(Max(s.in_c, 1), Max(block, 1));
   // Blocks of neighbouring taps must not touch: their rows of dw do not.
-  p.block = s.in_c;
-  p.pitch = p.direct ? g.x.map.w : PixelPitch<A>(s.in_c);
-  const std::int64_t fitting =
-      Max(x_operands / (portion.pixels * g.x.stride_h * g.x.stride_w), 64) /
-      kTileRows * kTileRows;
-  if (!p.direct && s.in_c > fitting + fitting / 2) {
-    p.block = CeilDiv(EvenPart(s.in_c, fitting), kTileRows) * kTileRows;
-    p.pitch = p.block + kLanes<A>;
-  }
+  p.pitch = p.direct       ? g.x.map.w
+            : p.blocks > 1 ? block + kLanes<A>
+                           : PixelPitch<A>(s.in_c);
   p.bands = CutIntoBands(g.x, p.pitch, portion.pixels, kBandBytes);
   // Under taps above each other, every other pixel only begins a pair.
   const bool alternate =
@@ -142,6 +136,41 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
   // With one tap gathering weighs more than even slices: fewer of them would
   // mean more groups.
   if (g.x.taps.count > 1) p.slices = EvenCount(p.num_bands, p.slices);
+}
+
+template <class T>
+FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
+                                      std::int64_t num_workers) {
+  using A = Accumulator<T>;
+  const ConvShape& s = g.shape;
+  const bool large =
+      g.x.taps.count == 1 &&
+      s.in_c * s.out_c * static_cast<std::int64_t>(sizeof(A)) > kLargeSumsBytes;
+  const Portion& portion = large                ? kLargeSums
+                           : g.x.taps.count > 1 ? kSeveralTaps
+                                                : kOneTap;
+  const std::int64_t x_operands = portion.x_bytes / sizeof(Operand<T>);
+  FilterGradientPlan p;
+  constexpr bool kPaired = kElements<Operand<T>> > 1;
+  p.direct = !kPaired && g.x.ReadDirectly() && PixelPitch<A>(s.in_c) == s.in_c;
+  // Many channels are taken in blocks, so that a band holds enough pixels.
+  const std::int64_t fitting =
+      Max(x_operands / (portion.pixels * g.x.stride_h * g.x.stride_w), 64) /
+      kTileRows * kTileRows;
+  const auto whole_tiles = [&](std::int64_t most) {
+    return CeilDiv(EvenPart(s.in_c, most), kTileRows) * kTileRows;
+  };
+  CutInput(g, portion,
+           !p.direct && s.in_c > fitting + fitting / 2 ? whole_tiles(fitting)
+                                                       : s.in_c,
+           &p);
+  // And so that there are tasks.
+  const std::int64_t work =
+      s.batch * s.out_h * s.out_w * g.x.taps.count * s.in_c * s.out_c;
+  const std::int64_t wanted =
+      Min(Min(kEnoughSlices, work / kBlockWork) / (p.slices * Max(p.panels, 1)),
+          s.in_c / kLeastBlock);
+  if (wanted > p.blocks) CutInput(g, portion, whole_tiles(s.in_c / wanted), &p);
   // Small images share a band, as long as there is one for each slice: all sums
   // are loaded and stored for every band.
   const std::int64_t image_operands = p.bands.source_rows * p.row_pitch;
@@ -164,7 +193,12 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
                            ? p.panels
                            : Min(CeilDiv(p.panels, EvenCount(p.panels, groups)),
                                  p.fitting_panels);
-  p.groups = CeilDiv(p.panels, p.panels_per_group);
+  const std::int64_t panel_groups = CeilDiv(p.panels, p.panels_per_group);
+  p.blocks_per_group =
+      g.input_gradient != nullptr
+          ? p.blocks
+          : CeilDiv(p.blocks, CeilDiv(groups, Max(panel_groups, 1)));
+  p.groups = panel_groups * CeilDiv(p.blocks, p.blocks_per_group);
   p.in_place = p.slices == 1 && !s.filters_transposed &&
                (!kIs16Bit<T> || p.num_bands == 1);
   p.by_rows = p.in_place && large;
