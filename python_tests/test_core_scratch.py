@@ -86,6 +86,16 @@ def test_filters_of_few_rows_are_read_as_they_are(rows):
     assert few[0][1] + MIB // 4 < more[0][1]
 
 
+@pytest.mark.parametrize("columns", [1, 4])
+def test_factors_of_few_columns_are_read_as_they_are(columns):
+    """The filters, transposed; for their gradient dz, transposed, and some sets of its sums."""
+    few, more = (
+        _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 2048, 2048, n)) for n in (columns, 5)
+    )
+    assert few[0] < columns * 2048 * 4 + 1024
+    assert few[1] < more[1] // 3
+
+
 def test_few_channels_are_broadcast():
     """Filters of two channels more, and two rows of a tile's sums; panels have room for them."""
     one, three = (_core.conv_scratch_bytes(shape(2, 28, 64, cout, 3))[0] for cout in (1, 3))

@@ -10,7 +10,7 @@ BatchNormMomentsFunction BatchNormMoments;
 
 namespace {
 
-enum class Algorithm { kTiles, kFewRows, kFewChannels, kWinograd };
+enum class Algorithm { kTiles, kFewRows, kFewColumns, kFewChannels, kWinograd };
 
 template <class T>
 struct ForwardPass {
@@ -40,6 +40,7 @@ bool PlanForward(const ConvForwardArgs& args, const ConvShape& s,
   out->algorithm = args.winograd && WinogradPays(s, c.x, s.out_c)
                        ? Algorithm::kWinograd
                    : HasFewRows(c)     ? Algorithm::kFewRows
+                   : HasFewColumns(c)  ? Algorithm::kFewColumns
                    : HasFewChannels(c) ? Algorithm::kFewChannels
                                        : Algorithm::kTiles;
   // Panels are of all taps, whatever image they meet.
@@ -58,6 +59,8 @@ bool Compute(const ForwardPass<T>& pass, const Parallel& parallel,
       return Correlate(c, parallel, scratch);
     case Algorithm::kFewRows:
       return CorrelateFewRows(c, parallel, scratch);
+    case Algorithm::kFewColumns:
+      return CorrelateFewColumns(c, parallel, scratch);
     case Algorithm::kFewChannels:
       return CorrelateFewChannels(c, parallel, scratch);
     case Algorithm::kWinograd:

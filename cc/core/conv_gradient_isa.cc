@@ -159,12 +159,56 @@ bool FilterGradientExchanged(const FilterGradient<T>& g,
                                   parallel, scratch);
 }
 
+// The same filter gradient of one line of pixels under one tap as a product of
+// few rows.
+template <class T>
+Correlation<T> OfFewRows(const FilterGradient<T>& g) {
+  const ConvShape& s = g.shape;
+  const FilterMap map = FilterMapOf(s);
+  return {{g.dz,
+           {0, 0, g.dz_map.c, g.dz_map.w},
+           1,
+           1,
+           s.out_c,
+           s.out_w,
+           g.x.taps,
+           1,
+           1,
+           1,
+           s.out_c},
+          s.in_c,
+          g.x.source.data,
+          {g.x.map.w, 1, 0},
+          {g.filters_gradient,
+           nullptr,
+           nullptr,
+           nullptr,
+           Activation::kNone,
+           0,
+           {0, 0, map.column, map.row}}};
+}
+
+// Whether that is better than tiles of few columns.
+template <class T>
+bool HasFewColumns(const FilterGradient<T>& g) {
+  const ConvShape& s = g.shape;
+  return g.filters_gradient != nullptr && s.batch * s.in_h * s.out_h == 1 &&
+         s.in_w == s.out_w && s.kernel_h * s.kernel_w == 1 &&
+         g.x.taps.count == 1 && g.x.taps.min_w == 0 && g.x.map.c == 1 &&
+         s.out_c > 0 && s.out_c <= kFewColumns &&
+         s.in_c >= kLeastColumnVectors * kLanes<Accumulator<T>>;
+}
+
 // All that a FilterGradient asks for.
 template <class T>
 bool FilterGradients(FilterGradient<T> g, bool winograd,
                      const Parallel& parallel, const Scratch& scratch) {
-  if (ExchangesOperands(g)) {
-    if (!FilterGradientExchanged(g, parallel, scratch)) return false;
+  const bool few_columns = HasFewColumns(g);
+  if (few_columns || ExchangesOperands(g)) {
+    if (!(few_columns ? CorrelateFewRows(OfFewRows(g), parallel, scratch)
+                      : FilterGradientExchanged(g, parallel, scratch))) {
+      return false;
+    }
     g.filters_gradient = nullptr;
     if (g.bias_gradient == nullptr && g.side_input_gradient == nullptr)
       return true;
@@ -202,7 +246,7 @@ bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
                         static_cast<T*>(args.filters_gradient),
                         static_cast<T*>(args.bias_gradient),
                         static_cast<T*>(args.side_input_gradient)};
-    if (wants_input && JoinsInputGradient(g)) {
+    if (wants_input && !HasFewColumns(g) && JoinsInputGradient(g)) {
       g.input_gradient = static_cast<T*>(args.input_gradient);
       g.filters = static_cast<const T*>(args.filters);
       g.x_map = x_map;
