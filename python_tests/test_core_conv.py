@@ -45,8 +45,8 @@ CASES = [
     (1, (5, 1), 1011, 523, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (1, (1, 8), 300, 71, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (1, (1, 1), 300, 600, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
-    # Few columns: depths that are no whole vectors, pixels that are no whole tiles, several parts of
-    # them; and padding, which is none.
+    # Few columns: depths that are no whole vectors, pixels that are no whole tiles, several parts
+    # of them; and padding, which is none.
     (2, (9, 13), 70, 1, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (1, (1, 301), 301, 2, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (3, (7, 20), 131, 3, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
