@@ -326,8 +326,8 @@ class _Rewriter:
         if conv is not None:
             reader, port = next(use for use in self.view.consumers(x) if use[0] in match.nodes)
             self._try_rules(conv, last=False, normalized=x)
-            x = self.view.inputs[reader][port]
-            match, moments = match.reading(x=x), conv_moments.moments(x)
+            fused = self.view.inputs[reader][port]
+            match, moments = match.reading(fused, instead_of=x), conv_moments.moments(fused)
         attrs = {
             "winograd": self._options.winograd,
             "take_moments": match.outputs["y"] is normalized,

@@ -35,9 +35,10 @@ class Match:
         """Returns a name for the op that replaces the match."""
         return f"{self.outputs['y'].op.name}_fused{suffix}"
 
-    def reading(self, **operands):
-        """Returns the match with other operands."""
-        return dataclasses.replace(self, operands=self.operands | operands)
+    def reading(self, tensor, instead_of):
+        """Returns the match with another tensor for every operand that is a certain one."""
+        operands = {n: tensor if t is instead_of else t for n, t in self.operands.items()}
+        return dataclasses.replace(self, operands=operands)
 
     def separated(self):
         """Returns the match with operands that are tensors of their own.
