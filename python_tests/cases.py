@@ -23,6 +23,8 @@ ACTIVATIONS = (
     "gelu_tanh",
     "gelu_erf",
 )
+# Instruction sets that multiply pairs of bfloat16, and take subnormal ones for zero.
+PAIRED_ISAS = ("avx512_bf16", "amx")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 LAYOUTS = ("NHWC", "NCHW")
 # Where an activation or its slope jumps; finite differences must stay away from there.

@@ -205,7 +205,7 @@ def set_isa(name):
     """Chooses the instruction set for all following op executions.
 
     Args:
-        name: "portable", "avx2", "avx512" or "avx512_bf16".
+        name: "portable", "avx2", "avx512", "avx512_bf16" or "amx".
 
     Raises:
         ValueError: The name is unknown, or this processor lacks the instruction set.

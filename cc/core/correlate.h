@@ -8,6 +8,7 @@
 #include "cc/core/epilogue.h"
 #include "cc/core/pack.h"
 #include "cc/core/scratch.h"
+#include "cc/core/tile.h"
 #include "cc/core/windows.h"
 
 namespace tfo::TFO_ISA {
@@ -57,8 +58,8 @@ struct Place {
   const E* from;
   std::int64_t at;  // of the output
   int rows;
-  std::int64_t row_offset[kTileRows];  // of the source, from `from` on
-  std::int64_t first, last;            // the segments inside the image
+  std::int64_t row_offset[kTileRows<E>];  // of the source, from `from` on
+  std::int64_t first, last;               // the segments inside the image
 
   TFO_INLINE bool Empty() const { return first >= last; }
 };
@@ -81,7 +82,7 @@ struct CorrelationPlan {
   std::int64_t PanelGroups() const { return CeilDiv(panels, panels_per_task); }
   // A worker's memory: operands that are gathered and a block of filters; sums
   // of tiles between blocks and a finished tile.
-  static constexpr std::int64_t kTileSize = kTileRows * kColumns;
+  static constexpr std::int64_t kTileSize = kTileRows<Operand<T>> * kColumns;
   std::int64_t BandSize() const {
     return direct
                ? 0
@@ -114,16 +115,17 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
       Max(Min(grid * work / kTaskWork, kWantedTasks), 1);
   // Tasks differ in panels before bands become small, and in nothing else where
   // tiles are few.
-  const bool few = grid <= kFewTiles * kTileRows / 2;
+  const bool few = grid <= kFewTiles * kTileRows<Operand<T>> / 2;
   const std::int64_t wanted_bands =
       x.source.saved != nullptr
           ? wanted
           : CeilDiv(wanted, Max(p.panels / kPanelsPerTask, 1));
-  p.bands =
-      few ? CutIntoBands(x, p.pitch, kFewTiles * kTileRows, kFewPixelsBytes)
-          : CutIntoBands(x, p.pitch,
-                         Max(CeilDiv(grid, wanted_bands), kTileRows),
-                         kBandBytes);
+  p.bands = few ? CutIntoBands(x, p.pitch, kFewTiles * kTileRows<Operand<T>>,
+                               kFewPixelsBytes)
+                : CutIntoBands(
+                      x, p.pitch,
+                      Max(CeilDiv(grid, wanted_bands), kTileRows<Operand<T>>),
+                      kBandBytes);
   p.row_pitch =
       p.direct ? x.map.h / kPerOperand : p.bands.source_columns * p.pitch;
   p.num_bands = x.batch * p.bands.down * p.bands.across;
@@ -133,7 +135,8 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
   p.joined = kRowsAnywhere && p.bands.across == 1 &&
              c.epilogue.map.h == x.grid_w * c.epilogue.map.w;
   p.late = few && c.packed == nullptr && p.num_bands == 1 &&
-           p.bands.rows * CeilDiv(p.bands.columns, kTileRows) <= kFewTiles;
+           p.bands.rows * CeilDiv(p.bands.columns, kTileRows<Operand<T>>) <=
+               kFewTiles;
   if (p.late) {
     const std::int64_t least =
         Max(Min(p.panels / kFewestTasks, kLeastTogether), 1);
@@ -217,7 +220,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
              reinterpret_cast<ElementOf<E>*>(gathered), p.pitch * kElements<E>,
              p.row_pitch * kElements<E>);
     }
-    const EvenParts parts(p.joined ? rows * columns : columns, kTileRows);
+    const EvenParts parts(p.joined ? rows * columns : columns, kTileRows<E>);
     const std::int64_t tiles = (p.joined ? 1 : rows) * parts.count();
     const std::int64_t first_panel = group * p.panels_per_task;
     const std::int64_t last_panel =
@@ -298,7 +301,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
                           Min(columns, tile.num_panels * kColumns), &prefetch);
         lookahead.Advance(tile.num_panels, &prefetch);
       }
-      SelectTile<E, true>(to.rows, num_columns)(tile);
+      RunTile<E, true>(to.rows, num_columns, tile);
       if (!finishes || in_tile) return tile.num_panels;
       WriteTile(epilogue, to.at, channel, sum, to.rows, num_columns);
       return 1;

@@ -6,6 +6,7 @@
 #include "cc/core/epilogue.h"
 #include "cc/core/pack.h"
 #include "cc/core/pixel_operands.h"
+#include "cc/core/tile.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -26,7 +27,7 @@ class DenseInputGradient {
   using E = Operand<T>;
   static constexpr std::int64_t kColumns = kTileColumns<A>;
   static constexpr std::int64_t kRow = kColumns / kElements<E>;  // operands
-  static constexpr std::int64_t kTileSize = (kTileRows + 1) * kColumns;
+  static constexpr std::int64_t kTileSize = (kTileRows<E> + 1) * kColumns;
 
   // `map` is that of the filters with c along its columns. A panel of dz has at
   // most `pixels`. False when scratch memory ran out.
@@ -60,10 +61,10 @@ class DenseInputGradient {
   // memory of kTileSize.
   void Compute(const E* dz, std::int64_t n, std::int64_t j, std::int64_t pixels,
                A* tile) const {
-    std::int64_t row_offset[kTileRows];
-    for (int i = 0; i < kTileRows; ++i) row_offset[i] = i * kRow;
+    std::int64_t row_offset[kTileRows<E>];
+    for (int i = 0; i < kTileRows<E>; ++i) row_offset[i] = i * kRow;
     PrefetchList prefetch;
-    const EvenParts parts(pixels, kTileRows);
+    const EvenParts parts(pixels, kTileRows<E>);
     for (std::int64_t part = 0; part < parts.count(); ++part) {
       const int rows = static_cast<int>(parts.Size(part));
       const std::int64_t begin = parts.Begin(part);
@@ -88,7 +89,7 @@ class DenseInputGradient {
         const std::int64_t width = operands.num_panels * kColumns;
         prefetch.Clear();
         epilogue_.Prefetch(at, c, rows, Min(rest, width), &prefetch);
-        SelectTile<E, true>(rows, columns)(operands);
+        RunTile<E, true>(rows, columns, operands);
         if (!in_tile) WriteTile(epilogue_, at, c, tile, rows, columns);
         c += width;
       }

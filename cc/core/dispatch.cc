@@ -4,6 +4,14 @@
 #include <cstdlib>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace tfo {
 
 namespace portable {
@@ -19,11 +27,33 @@ extern const Kernels kKernels;
 namespace avx512_bf16 {
 extern const Kernels kKernels;
 }
+namespace amx {
+extern const Kernels kKernels;
+}
 #endif
 
 namespace {
 
-constexpr int kMaxIsas = 4;
+constexpr int kMaxIsas = 5;
+
+#if defined(__x86_64__)
+// Whether the processor multiplies tiles of bfloat16, and the system lets this
+// process use their registers, for which Linux wants to be asked.
+bool HasAmx() {
+  unsigned a, b, c, d;
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kAmxBf16) ||
+      !(d & kAmxTile)) {
+    return false;
+  }
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
 
 struct Available {
   const Kernels* tables[kMaxIsas];
@@ -45,8 +75,9 @@ struct Available {
       return;
     }
     tables[count++] = &avx512::kKernels;
-    if (__builtin_cpu_supports("avx512bf16"))
-      tables[count++] = &avx512_bf16::kKernels;
+    if (!__builtin_cpu_supports("avx512bf16")) return;
+    tables[count++] = &avx512_bf16::kKernels;
+    if (HasAmx()) tables[count++] = &amx::kKernels;
 #endif
   }
 

@@ -343,9 +343,9 @@ bool CorrelateFewColumns(const Correlation<T>& c, const Parallel& parallel,
     return false;
   }
   auto task = [&](std::int64_t index, int) {
-    const std::int64_t first = index * kTileRows;
-    const std::int64_t rows = Min(x.grid_w - first, kTileRows);
-    A tile[kTileRows * kColumns + kLanes<A>];
+    const std::int64_t first = index * kTileRows<A>;
+    const std::int64_t rows = Min(x.grid_w - first, kTileRows<A>);
+    A tile[kTileRows<A> * kColumns + kLanes<A>];
     WithCount<kFewColumns>(c.out_channels, [&](auto size) {
       constexpr int kChannels = decltype(size)::value;
       constexpr int kCount = kChannels <= 2 ? 4 : 3;
@@ -367,8 +367,8 @@ bool CorrelateFewColumns(const Correlation<T>& c, const Parallel& parallel,
     WriteTile(c.epilogue, c.epilogue.map.Offset(0, 0, first), 0, tile,
               static_cast<int>(rows), static_cast<int>(c.out_channels));
   };
-  ParallelFor(parallel, CeilDiv(x.grid_w, kTileRows),
-              x.channels * kTileRows * c.out_channels, task);
+  ParallelFor(parallel, CeilDiv(x.grid_w, kTileRows<A>),
+              x.channels * kTileRows<A> * c.out_channels, task);
   return true;
 }
 

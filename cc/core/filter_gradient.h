@@ -38,11 +38,11 @@ void ScatterPanel(const Accumulator<T>* rows, std::int64_t row_pitch,
                              A(0), map};
   const EpilogueWriter<T, Activation::kNone> writer{identity, Vec<A>{}};
   for (std::int64_t i = 0; i < box.rows; ++i) {
-    for (std::int64_t j = 0; j < box.columns; j += kTileRows) {
+    for (std::int64_t j = 0; j < box.columns; j += kTileRows<A>) {
       const std::int64_t at =
           map.Offset(n, box.h + i, box.w + j) + box.c * map.c;
       const A* tile = rows + i * row_pitch + j * kTileColumns<A>;
-      const int num_rows = static_cast<int>(Min(kTileRows, box.columns - j));
+      const int num_rows = static_cast<int>(Min(kTileRows<A>, box.columns - j));
       const int num_columns = static_cast<int>(box.channels);
       map.c == 1 ? writer.Rows(at, box.c, tile, num_rows, num_columns)
                  : writer.Columns(at, box.c, tile, num_rows, num_columns);
@@ -356,7 +356,7 @@ class FilterGradientWork {
   }
 
   std::int64_t NumTiles(const Range& panels, std::int64_t rows) const {
-    return Max((panels.end - panels.begin) * CeilDiv(rows, kTileRows), 1);
+    return Max((panels.end - panels.begin) * CeilDiv(rows, kTileRows<E>), 1);
   }
 
   // Adds the products of a block of x and some panels of dz.
@@ -370,7 +370,7 @@ class FilterGradientWork {
     std::int64_t first_row = block.first;
     for (std::int64_t run = 0; run < num_runs_; ++run) {
       const std::int64_t length = whole ? runs_[run].length : block.count;
-      const EvenParts parts(length, kTileRows);
+      const EvenParts parts(length, kTileRows<E>);
       // Pixels whose tap lies beyond the image add nothing.
       const Range inside =
           Inside(band.source_h + run / runs_per_row * taps.RowStep(),
@@ -386,7 +386,7 @@ class FilterGradientWork {
         for (std::int64_t panel = panels.begin; panel < panels.end;) {
           const std::int64_t columns = s_.out_c - panel * kColumns;
           const int num_columns = static_cast<int>(Min(columns, kColumns));
-          A edge[kTileRows * kColumns];
+          A edge[kTileRows<E> * kColumns];
           A* c = edge;
           std::int64_t c_stride = kColumns;
           T* to = nullptr;
@@ -442,7 +442,7 @@ class FilterGradientWork {
           }
           next_x->Advance(tile.num_panels, &prefetch);
           next_dz->Advance(tile.num_panels, &prefetch);
-          SelectTile<E, false>(num_rows, num_columns)(tile);
+          RunTile<E, false>(num_rows, num_columns, tile);
           for (int row = 0; in_edge && row < num_rows; ++row) {
             for (int j = 0; j < num_columns; j += kLanes<A>) {
               StoreColumns(to + row * map_.row + j,

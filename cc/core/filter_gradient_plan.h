@@ -20,7 +20,8 @@ constexpr std::int64_t kTasksPerWorker = 2;
 constexpr std::int64_t kEnoughSlices = 8;
 // Multiply-adds and channels of x that are worth a block of their own.
 constexpr std::int64_t kBlockWork = 1 << 20;
-constexpr std::int64_t kLeastBlock = 2 * kTileRows;
+template <class T>
+constexpr std::int64_t kLeastBlock = 2 * kTileRows<Operand<T>>;
 
 // What is gathered at a time.
 struct Portion {
@@ -156,9 +157,10 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
   // Many channels are taken in blocks, so that a band holds enough pixels.
   const std::int64_t fitting =
       Max(x_operands / (portion.pixels * g.x.stride_h * g.x.stride_w), 64) /
-      kTileRows * kTileRows;
+      kTileRows<Operand<T>> * kTileRows<Operand<T>>;
   const auto whole_tiles = [&](std::int64_t most) {
-    return CeilDiv(EvenPart(s.in_c, most), kTileRows) * kTileRows;
+    return CeilDiv(EvenPart(s.in_c, most), kTileRows<Operand<T>>) *
+           kTileRows<Operand<T>>;
   };
   CutInput(g, portion,
            !p.direct && s.in_c > fitting + fitting / 2 ? whole_tiles(fitting)
@@ -169,7 +171,7 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
       s.batch * s.out_h * s.out_w * g.x.taps.count * s.in_c * s.out_c;
   const std::int64_t wanted =
       Min(Min(kEnoughSlices, work / kBlockWork) / (p.slices * Max(p.panels, 1)),
-          s.in_c / kLeastBlock);
+          s.in_c / kLeastBlock<T>);
   if (wanted > p.blocks) CutInput(g, portion, whole_tiles(s.in_c / wanted), &p);
   // Small images share a band, as long as there is one for each slice: all sums
   // are loaded and stored for every band.

@@ -25,13 +25,19 @@ struct Segment {
 // As many accumulators as leave registers for one row of b and one broadcast
 // element of a.
 #if defined(__AVX512F__)
-constexpr int kTileRows = 14;
+constexpr int kRegisterRows = 14;
 #else
-constexpr int kTileRows = 6;
+constexpr int kRegisterRows = 6;
+#endif
+template <class E>
+constexpr int kTileRows = kRegisterRows;
+#if defined(__AMX_BF16__)
+template <>
+constexpr int kTileRows<BFloat16Pair> = 32;
 #endif
 // Whether there are registers for the addresses of all rows of a, which may
 // then lie anywhere; otherwise they are equally far apart.
-constexpr bool kRowsAnywhere = kTileRows <= 6;
+constexpr bool kRowsAnywhere = kRegisterRows <= 6;
 constexpr int kTileVectors = 2;
 template <class A>
 constexpr int kTileColumns = kTileVectors * kLanes<A>;
@@ -117,7 +123,7 @@ constexpr int kSums = kRows * kVectors >= 8   ? 1
 template <int kRows, int kVectors>
 constexpr int kStepsPerLine =
     kSums<kRows, kVectors> > 1 ? kSums<kRows, kVectors>
-    : kTileRows <= 6           ? 2
+    : kRegisterRows <= 6       ? 2
                                : 1;
 
 // Column k of the tile's rows of a: rows with addresses of their own, equally
@@ -161,14 +167,15 @@ class Rows {
   std::int64_t k_;
 };
 
-// Stores a tile's sums, from column `column` on.
+// Stores sums of a tile, from row `row` and column `column` on.
 template <class E, int kRows, int kVectors>
-TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t column,
+TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t row,
+                       std::int64_t column,
                        Vec<Accumulator<E>> (&sum)[kRows][kVectors]) {
   using A = Accumulator<E>;
   const auto store = [&](auto* to, std::int64_t stride, auto&& put)
                          TFO_INLINE_LAMBDA {
-                           to += column;
+                           to += row * stride + column;
 #pragma GCC unroll 16
                            for (int i = 0; i < kRows; ++i, to += stride) {
 #pragma GCC unroll 4
@@ -197,7 +204,7 @@ TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t column,
     }
   }
   if (t.side_input != nullptr) {
-    const ElementOf<E>* side = t.side_input + column;
+    const ElementOf<E>* side = t.side_input + row * t.y_stride + column;
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i, side += t.y_stride) {
 #pragma GCC unroll 4
@@ -303,7 +310,7 @@ void Tile(const TileOperands<E>& t) {
         for (int j = 0; j < kVectors; ++j) sum[i][j] += sums[part][i][j];
       }
     }
-    Finish<E, kRows, kVectors>(t, column, sum);
+    Finish<E, kRows, kVectors>(t, 0, column, sum);
   }
 }
 
@@ -325,16 +332,6 @@ TFO_INLINE TileFunction<E> SelectRows(int rows) {
   using Row = TileRow<E, kContiguousK, kVectors, 0, 1, 2, 3, 4, 5>;
 #endif
   return Row::kFunctions[rows - 1];
-}
-
-// The tile of `rows` rows and `columns` columns; c must have room for whole
-// vectors. `k_stride` counts only where not kContiguousK, and `row_offset` only
-// where kContiguousK.
-template <class E, bool kContiguousK>
-TFO_INLINE TileFunction<E> SelectTile(int rows, int columns) {
-  return columns > kLanes<Accumulator<E>>
-             ? SelectRows<E, kContiguousK, 2>(rows)
-             : SelectRows<E, kContiguousK, 1>(rows);
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include "cc/core/amx_tile.h"
 #include "cc/core/peak.h"
 #include "cc/core/streaming.h"
 
@@ -26,7 +27,22 @@ std::int64_t Chains(std::int64_t rounds) {
   return 2 * rounds * kChains * kLanes<A>;
 }
 
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+std::int64_t BFloat16Chains(std::int64_t rounds) {
+  // An instruction takes about as long as a round of the others.
+  constexpr int kSums = 4;
+  SetAmxShapes(kAmxRows, kAmxRows, kAmxDepth);
+  for (std::int64_t i = 0; i < rounds; i += kSums) {
+    MultiplyAmx<kUpperLeft, kUpperA, kLeftB>();
+    MultiplyAmx<kUpperRight, kUpperA, kRightB>();
+    MultiplyAmx<kLowerLeft, kLowerA, kLeftB>();
+    MultiplyAmx<kLowerRight, kLowerA, kRightB>();
+  }
+  ReleaseAmx();
+  return 4 * CeilDiv(rounds, kSums) * kSums * kAmxRows * kAmxDepth *
+         kAmxColumns;
+}
+#elif defined(__AVX512BF16__)
 std::int64_t BFloat16Chains(std::int64_t rounds) {
   __m512 sums[kChains];
   __m512bh factor = (__m512bh)_mm512_set1_epi16(0x3f00);  // 0.5

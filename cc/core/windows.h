@@ -81,11 +81,13 @@ TFO_INLINE Bands CutIntoBands(const Windows<T>& x, std::int64_t pitch,
   std::int64_t most_columns =
       (Min(budget, pixels_per_band * x.stride_w) / (reach_h + 1) - reach_w) /
       x.stride_w;
-  most_columns = Max(most_columns / kTileRows, 1) * kTileRows;
+  most_columns =
+      Max(most_columns / kTileRows<Operand<T>>, 1) * kTileRows<Operand<T>>;
   b.columns =
       x.grid_w <= most_columns
           ? Max(x.grid_w, 1)
-          : CeilDiv(EvenPart(x.grid_w, most_columns), kTileRows) * kTileRows;
+          : CeilDiv(EvenPart(x.grid_w, most_columns), kTileRows<Operand<T>>) *
+                kTileRows<Operand<T>>;
   b.source_columns = (b.columns - 1) * x.stride_w + reach_w + 1;
   const std::int64_t most_rows =
       (budget / b.source_columns - reach_h) / x.stride_h;

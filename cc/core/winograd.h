@@ -222,9 +222,9 @@ class WinogradCorrelation {
   void Multiply(std::int64_t num_tiles, const Range& panels, const A* tiles,
                 const A* filters, A* products) const {
     const Segment depth{0, x_.channels};
-    std::int64_t row_offset[kTileRows];
-    for (int i = 0; i < kTileRows; ++i) row_offset[i] = i * p_.tile_pitch;
-    const EvenParts parts(num_tiles, kTileRows);
+    std::int64_t row_offset[kTileRows<A>];
+    for (int i = 0; i < kTileRows<A>; ++i) row_offset[i] = i * p_.tile_pitch;
+    const EvenParts parts(num_tiles, kTileRows<A>);
     PrefetchList prefetch;
     for (int point = 0; point < kWinogradPoints; ++point) {
       for (std::int64_t part = 0; part < parts.count(); ++part) {
@@ -244,8 +244,8 @@ class WinogradCorrelation {
               p_.product_pitch,
               &prefetch};
           operands.JoinPanels(rest, p_.filters.size);
-          SelectTile<A, true>(static_cast<int>(parts.Size(part)),
-                              static_cast<int>(Min(rest, kColumns)))(operands);
+          RunTile<A, true>(static_cast<int>(parts.Size(part)),
+                           static_cast<int>(Min(rest, kColumns)), operands);
           column += operands.num_panels * kColumns;
           rest -= operands.num_panels * kColumns;
         }

@@ -179,7 +179,7 @@ class WinogradFilterGradient {
   void AddProducts(std::int64_t num_tiles, const Range& panels, bool starts,
                    const A* x, const A* dz, A* sums) const {
     const Segment depth{0, num_tiles};
-    const EvenParts parts(x_.channels, kTileRows);
+    const EvenParts parts(x_.channels, kTileRows<A>);
     PrefetchList prefetch;
     for (int point = 0; point < kWinogradPoints; ++point) {
       for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
@@ -191,7 +191,8 @@ class WinogradFilterGradient {
         for (std::int64_t part = 0; part < parts.count(); ++part) {
           const std::int64_t channel = parts.Begin(part);
           A* const sum = to + channel * kColumns;
-          SelectTile<A, false>(static_cast<int>(parts.Size(part)), columns)(
+          RunTile<A, false>(
+              static_cast<int>(parts.Size(part)), columns,
               {x + point * p_.x_points_pitch + channel, nullptr, p_.x_pitch,
                &depth, 1, b, kColumns, starts ? nullptr : sum, kColumns, sum,
                kColumns, &prefetch});

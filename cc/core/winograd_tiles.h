@@ -86,8 +86,8 @@ struct WinogradGrid {
   // The tiles of a band where each takes so many bytes as points.
   TFO_INLINE std::int64_t Band(std::int64_t tile_bytes,
                                std::int64_t wanted_bands) const {
-    const std::int64_t least =
-        Max(Min(kWinogradTiles, kWinogradMostBytes / tile_bytes), kTileRows);
+    const std::int64_t least = Max(
+        Min(kWinogradTiles, kWinogradMostBytes / tile_bytes), kTileRows<float>);
     const std::int64_t most = Max(kWinogradBytes / tile_bytes, least);
     return EvenPart(count, Max(Min(most, CeilDiv(count, wanted_bands)), least));
   }
