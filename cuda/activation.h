@@ -16,7 +16,8 @@ struct DeviceMath {
   static TFO_HOST_DEVICE float Exp(float x) { return expf(x > 88 ? 88 : x); }
   static TFO_HOST_DEVICE float Expm1(float x) { return expm1f(x); }
   static TFO_HOST_DEVICE float Tanh(float x) { return tanhf(x); }
-  static TFO_HOST_DEVICE float Erfc(float x) { return erfcf(x); }
+  static TFO_HOST_DEVICE float Erfcx(float x) { return erfcxf(x); }
+  static TFO_HOST_DEVICE float Reciprocal(float x) { return 1.0f / x; }
 };
 
 using DeviceActivation = ActivationFunctions<DeviceMath, float>;

@@ -52,8 +52,8 @@ constexpr TFO_HOST_DEVICE bool SlopeFromValue(Activation activation,
                                               : activation <= Activation::kTanh;
 }
 
-// `Math` supplies Exp, which stays finite where e^x would not, Expm1, Tanh and
-// Erfc for V, and Scalar: float or double.
+// `Math` supplies Exp, which stays finite where e^x would not, Expm1, Tanh,
+// Erfcx and Reciprocal for V, and Scalar: float or double.
 // V is Scalar or a vector of it. Comparisons are written so that a NaN argument
 // stays NaN.
 template <class Math, class V>
@@ -65,7 +65,7 @@ struct ActivationFunctions {
   }
 
   static TFO_HOST_DEVICE V Logistic(V z) {
-    return Constant(1) / (Constant(1) + Math::Exp(-z));
+    return Math::Reciprocal(Constant(1) + Math::Exp(-z));
   }
 
   // tanh(softplus(z)) = n / (n + 2) with n = e^z (e^z + 2); e^z is cut off
@@ -86,10 +86,18 @@ struct ActivationFunctions {
                 Constant(kTwoSqrt2OverPi * kGeluCubic) * z * z);
   }
 
-  // The standard normal distribution function.
-  static TFO_HOST_DEVICE V NormalCdf(V z) {
-    return Constant(0.5) *
-           Math::Erfc(z * Constant(-0.70710678118654752440084436210485));
+  // The standard normal distribution function, and its slope but for a factor.
+  struct Normal {
+    V cdf, exp;
+  };
+  // With erfc(x) = e^(-x^2) erfcx(x), which needs the slope's exponential.
+  static TFO_HOST_DEVICE Normal NormalAt(V z) {
+    const V magnitude = z < V{} ? -z : z;
+    const V exp = Math::Exp(Constant(-0.5) * z * z);
+    const V tail =
+        Constant(0.5) * exp *
+        Math::Erfcx(magnitude * Constant(0.70710678118654752440084436210485));
+    return {z > V{} ? Constant(1) - tail : tail, exp};
   }
 
   template <Activation A>
@@ -119,7 +127,7 @@ struct ActivationFunctions {
     } else if constexpr (A == Activation::kGeluTanh) {
       return z * Logistic(GeluArgument(z));
     } else if constexpr (A == Activation::kGeluErf) {
-      return z * NormalCdf(z);
+      return z * NormalAt(z).cdf;
     } else {
       return z;
     }
@@ -145,7 +153,7 @@ struct ActivationFunctions {
       return one - saved * saved;
     } else if constexpr (A == Activation::kSilu) {
       const V e = Math::Exp(-saved);
-      const V s = one / (one + e);
+      const V s = Math::Reciprocal(one + e);
       return s * (one + saved * (s * e));  // s e = 1 - s, without cancellation
     } else if constexpr (A == Activation::kHardSwish) {
       const V inner = saved * Constant(1.0 / 3) + Constant(0.5);
@@ -155,14 +163,14 @@ struct ActivationFunctions {
       return t + saved * (one - t * t) * Logistic(saved);
     } else if constexpr (A == Activation::kGeluTanh) {
       const V e = Math::Exp(-GeluArgument(saved));
-      const V s = one / (one + e);
+      const V s = Math::Reciprocal(one + e);
       const V du = Constant(kTwoSqrt2OverPi) +
                    Constant(3 * kTwoSqrt2OverPi * kGeluCubic) * saved * saved;
       return s + saved * s * (s * e) * du;
     } else if constexpr (A == Activation::kGeluErf) {
-      const V density = Constant(0.39894228040143267793994605993438) *
-                        Math::Exp(Constant(-0.5) * saved * saved);
-      return NormalCdf(saved) + saved * density;
+      const Normal n = NormalAt(saved);
+      return n.cdf +
+             saved * (Constant(0.39894228040143267793994605993438) * n.exp);
     } else {
       return one;
     }

@@ -99,6 +99,13 @@ int LaneId();
 // Of the running thread.
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
+// e^(x^2) erfc(x), in double; where that would overflow, its first term.
+inline float erfcxf(float x) {
+  const double wide = x;
+  return static_cast<float>(wide < 20 ? std::exp(wide * wide) * std::erfc(wide)
+                                      : 0.5641895835477563 / wide);
+}
+
 inline void __syncthreads() { cuda_emulation::SyncThreads(); }
 
 template <class T>
