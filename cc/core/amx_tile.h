@@ -111,7 +111,7 @@ class AmxTile {
         Max(CeilDiv(length, Max(CeilDiv(length, kAmxDepth), 1)), 1);
     SetAmxShapes(upper_, lower_, static_cast<int>(depth));
     for (int panel = 0; panel < t_.num_panels; ++panel) {
-      Start();
+      Start(t_.start, t_.start_stride, panel * t_.c_panel);
       const E* const first_b = t_.b + panel * t_.b_panel;
       const E* b = first_b;
       for (std::int64_t s = 0; s < t_.num_segments; ++s) {
@@ -125,50 +125,86 @@ class AmxTile {
           b += k * t_.b_stride;
         }
       }
-      End(panel * kTileColumns<float>);
+      if (t_.y == nullptr) {
+        Write(t_.c + panel * t_.c_panel, t_.c_stride);
+      } else {
+        Write(sums_, kSumsStride);
+        FinishPanel(panel, sums_);
+      }
     }
   }
 
-  // Rows that lie together.
+  // Rows that lie together. They are transposed once for all panels.
   TFO_INLINE void RunColumns() {
     SetAmxShapes(upper_, lower_, kAmxDepth);
-    for (int panel = 0; panel < t_.num_panels; ++panel) {
-      Start();
-      Cursor at{t_, t_.b + panel * t_.b_panel};
-      const E *a[kAmxDepth], *b[kAmxDepth];
-      while (const int count = at.Next(a, b)) {
-        for (int half = 0; half < kHalves; ++half) TransposeA(a, count, half);
-        const bool in_place = count == kAmxDepth && t_.b_offset == nullptr;
-        if (!in_place) CopyB(b, count);
-        Step(a_, kAmxDepth, in_place ? b[0] : b_,
-             in_place ? t_.b_stride : kVectors * kAmxColumns);
+    const bool in_memory = t_.y == nullptr;
+    float* const c = in_memory ? t_.c : sums_;
+    const std::int64_t c_stride = in_memory ? t_.c_stride : kSumsStride;
+    const std::int64_t c_panel = in_memory ? t_.c_panel : kSumsPanel;
+    Cursor at{t_};
+    bool first = true;
+    do {
+      int steps = 0;
+      for (; steps < kAmxSteps && !at.Done(); ++steps) {
+        const E* columns[kAmxDepth];
+        counts_[steps] = at.Next(columns, rows_[steps]);
+        for (int half = 0; half < kHalves; ++half)
+          TransposeA(columns, counts_[steps], half, a_ + steps * kRegistersOfA);
       }
-      End(panel * kTileColumns<float>);
-    }
+      for (int panel = 0; panel < t_.num_panels; ++panel) {
+        first ? Start(t_.start, t_.start_stride, panel * t_.c_panel)
+              : Start(c, c_stride, panel * c_panel);
+        for (int step = 0; step < steps; ++step) {
+          const E* b = t_.b + panel * t_.b_panel + rows_[step][0];
+          std::int64_t b_pitch = t_.b_stride;
+          if (counts_[step] < kAmxDepth || t_.b_offset != nullptr) {
+            CopyB(t_.b + panel * t_.b_panel, rows_[step], counts_[step],
+                  kAmxDepth);
+            b = b_;
+            b_pitch = kVectors * kAmxColumns;
+          }
+          Step(a_ + step * kRegistersOfA, kAmxDepth, b, b_pitch);
+        }
+        Write(c + panel * c_panel, c_stride);
+      }
+      first = false;
+    } while (!at.Done());
+    for (int panel = 0; !in_memory && panel < t_.num_panels; ++panel)
+      FinishPanel(panel, sums_ + panel * kSumsPanel);
   }
 
  private:
+  // Operands that the registers of a hold, and the steps whose operands are
+  // transposed at a time: half of the first-level cache.
+  static constexpr std::int64_t kRegistersOfA = kHalves * kAmxRows * kAmxDepth;
+  static constexpr int kAmxSteps = 8;
+  // Finished sums.
+  static constexpr std::int64_t kSumsStride = kVectors * kAmxColumns;
+  static constexpr std::int64_t kSumsPanel = kHalves * kAmxRows * kSumsStride;
+
   // Goes through the depth of a tile whose rows lie together.
   struct Cursor {
     const TileOperands<E>& t;
-    const E* first_b;
-    const E* b = first_b;
-    std::int64_t segment = 0, k = 0;
+    std::int64_t b = 0, segment = 0, k = 0;
 
-    // The next columns of a and rows of b, up to kAmxDepth; how many there are.
-    TFO_INLINE int Next(const E** a_at, const E** b_at) {
+    TFO_INLINE bool Done() {
+      while (segment < t.num_segments && t.segments[segment].length == k) {
+        ++segment;
+        k = 0;
+      }
+      return segment == t.num_segments;
+    }
+    // The next columns of a and offsets of rows of b, up to kAmxDepth; how many
+    // there are.
+    TFO_INLINE int Next(const E** columns, std::int64_t* rows) {
       int count = 0;
-      while (count < kAmxDepth && segment < t.num_segments) {
+      while (count < kAmxDepth && !Done()) {
         const Segment& s = t.segments[segment];
-        if (k == 0 && t.b_offset != nullptr) b = first_b + t.b_offset[segment];
+        if (k == 0 && t.b_offset != nullptr) b = t.b_offset[segment];
         const std::int64_t end = Min(s.length, k + kAmxDepth - count);
         for (; k < end; ++k, ++count, b += t.b_stride) {
-          a_at[count] = t.a + s.offset + k * t.k_stride;
-          b_at[count] = b;
-        }
-        if (k == s.length) {
-          ++segment;
-          k = 0;
+          columns[count] = t.a + s.offset + k * t.k_stride;
+          rows[count] = b;
         }
       }
       return count;
@@ -204,24 +240,25 @@ class AmxTile {
       _mm512_store_si512(a_ + i * kAmxDepth,
                          _mm512_maskz_loadu_epi32(some, a + i * a_pitch));
     }
-    const E* rows[kAmxDepth];
-    for (int i = 0; i < k; ++i) rows[i] = b + i * t_.b_stride;
-    CopyB(rows, k, depth);
+    std::int64_t rows[kAmxDepth];
+    for (int i = 0; i < k; ++i) rows[i] = i * t_.b_stride;
+    CopyB(b, rows, k, depth);
     Step(a_, kAmxDepth, b_, kVectors * kAmxColumns);
   }
 
-  // Rows of b, and zero behind them.
-  TFO_INLINE void CopyB(const E* const* rows, int count,
-                        int depth = kAmxDepth) {
+  // `count` rows of b, and zero behind them.
+  TFO_INLINE void CopyB(const E* b, const std::int64_t* rows, int count,
+                        int depth) {
     for (int i = 0; i < depth; ++i) {
       for (int j = 0; j < kVectors * kAmxColumns; j += kAmxColumns)
         Store(b_ + i * kVectors * kAmxColumns + j,
-              i < count ? Load(rows[i] + j) : Vec<float>{});
+              i < count ? Load(b + rows[i] + j) : Vec<float>{});
     }
   }
 
   // The rows of one half from `count` of their columns, and zero behind them.
-  TFO_INLINE void TransposeA(const E* const* columns, int count, int half) {
+  TFO_INLINE void TransposeA(const E* const* columns, int count, int half,
+                             E* to) {
     const int rows = half == 0 ? upper_ : lower_;
     const auto some = static_cast<__mmask16>((1u << rows) - 1);
     Vec<float> v[kAmxDepth];
@@ -234,22 +271,23 @@ class AmxTile {
     Transpose<float>(v);
 #pragma GCC unroll 16
     for (int i = 0; i < kAmxRows; ++i)
-      Store(a_ + (half * upper_ + i) * kAmxDepth, v[i]);
+      Store(to + (half * upper_ + i) * kAmxDepth, v[i]);
   }
 
-  TFO_INLINE void Start() {
-    if (t_.start == nullptr) {
+  TFO_INLINE void Start(const float* from, std::int64_t stride,
+                        std::int64_t offset) {
+    if (from == nullptr) {
       ZeroAmx<kUpperLeft>();
       if constexpr (kVectors > 1) ZeroAmx<kUpperRight>();
       if constexpr (kHalves > 1) ZeroAmx<kLowerLeft>();
       if constexpr (kHalves * kVectors > 2) ZeroAmx<kLowerRight>();
       return;
     }
-    const std::int64_t bytes = t_.start_stride * sizeof(float);
-    const float* const lower = t_.start + upper_ * t_.start_stride;
-    LoadAmx<kUpperLeft>(t_.start, bytes);
-    if constexpr (kVectors > 1)
-      LoadAmx<kUpperRight>(t_.start + kAmxColumns, bytes);
+    from += offset;
+    const std::int64_t bytes = stride * sizeof(float);
+    const float* const lower = from + upper_ * stride;
+    LoadAmx<kUpperLeft>(from, bytes);
+    if constexpr (kVectors > 1) LoadAmx<kUpperRight>(from + kAmxColumns, bytes);
     if constexpr (kHalves > 1) LoadAmx<kLowerLeft>(lower, bytes);
     if constexpr (kHalves * kVectors > 2)
       LoadAmx<kLowerRight>(lower + kAmxColumns, bytes);
@@ -265,27 +303,25 @@ class AmxTile {
       StoreAmx<kLowerRight>(lower + kAmxColumns, bytes);
   }
 
-  TFO_INLINE void End(std::int64_t column) {
-    if (t_.y == nullptr) return Write(t_.c + column, t_.c_stride);
-    Write(sums_, kVectors * kAmxColumns);
+  TFO_INLINE void FinishPanel(int panel, const float* sums) const {
+    const int rows = upper_ + lower_;
     int row = 0;
-    for (const int rows = upper_ + lower_; row + 8 <= rows; row += 8)
-      FinishRows<8>(row, column);
-    if ((upper_ + lower_) & 4) row = FinishRows<4>(row, column);
-    if ((upper_ + lower_) & 2) row = FinishRows<2>(row, column);
-    if ((upper_ + lower_) & 1) FinishRows<1>(row, column);
+    for (; row + 8 <= rows; row += 8) FinishRows<8>(panel, row, sums);
+    if (rows & 4) row = FinishRows<4>(panel, row, sums);
+    if (rows & 2) row = FinishRows<2>(panel, row, sums);
+    if (rows & 1) FinishRows<1>(panel, row, sums);
   }
 
   template <int kRows>
-  TFO_INLINE int FinishRows(int row, std::int64_t column) {
+  TFO_INLINE int FinishRows(int panel, int row, const float* sums) const {
     Vec<float> sum[kRows][kVectors];
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j)
-        sum[i][j] = Load(sums_ + ((row + i) * kVectors + j) * kAmxColumns);
+        sum[i][j] = Load(sums + (row + i) * kSumsStride + j * kAmxColumns);
     }
-    Finish<E, kRows, kVectors>(t_, row, column, sum);
+    Finish<E, kRows, kVectors>(t_, row, panel, sum);
     return row + kRows;
   }
 
@@ -293,10 +329,13 @@ class AmxTile {
   const int upper_, lower_;  // rows
   const void* const* line_;
   const void* const* const last_line_;
-  // Operands that do not lie as the registers want them, and finished sums.
-  alignas(64) E a_[kHalves * kAmxRows * kAmxDepth];
+  // Of steps: operands that do not lie as the registers want them, where rows
+  // of b are and how many. Then finished sums.
+  alignas(64) E a_[kAmxSteps * kRegistersOfA];
   alignas(64) E b_[kAmxDepth * kVectors * kAmxColumns];
-  alignas(64) float sums_[kHalves * kAmxRows * kVectors * kAmxColumns];
+  std::int64_t rows_[kAmxSteps][kAmxDepth];
+  int counts_[kAmxSteps];
+  alignas(64) float sums_[kPanelsPerCall * kSumsPanel];
 };
 
 template <bool kContiguousK, int kHalves, int kVectors>

@@ -232,7 +232,8 @@ class FilterGradientWork {
       const Block block =
           GatherInput(band, c, Min(p_.block, s_.in_c - c), worker);
       Lookahead<T> next_x = InputAfter(band, c, panels);
-      const std::int64_t together = p_.by_rows ? panels.end : 1;
+      const std::int64_t together =
+          p_.by_rows || kTransposesRows<E> ? panels.end : 1;
       for (std::int64_t panel = panels.begin; panel < panels.end;
            panel += together)
         AddProducts(band, lines, {panel, Min(panel + together, panels.end)},
@@ -429,6 +430,10 @@ class FilterGradientWork {
           if (p_.by_rows && band.first && !in_edge) {
             tile.JoinPanels(Min(columns, (panels.end - panel) * kColumns),
                             dz_panel_size_);
+          } else if (kTransposesRows<E> && !p_.in_place) {
+            tile.num_panels = static_cast<int>(panels.end - panel);
+            tile.b_panel = dz_panel_size_;
+            tile.c_panel = p_.PanelSize<A>();
           } else if (p_.in_place) {
             // The next tile's sums, which lie lines apart (measured on an
             // Emerald Rapids, 2048x768x3072: 0.89 of the time, beside this
@@ -442,7 +447,8 @@ class FilterGradientWork {
           }
           next_x->Advance(tile.num_panels, &prefetch);
           next_dz->Advance(tile.num_panels, &prefetch);
-          RunTile<E, false>(num_rows, num_columns, tile);
+          RunTile<E, false>(num_rows,
+                            tile.num_panels > 1 ? kColumns : num_columns, tile);
           for (int row = 0; in_edge && row < num_rows; ++row) {
             for (int j = 0; j < num_columns; j += kLanes<A>) {
               StoreColumns(to + row * map_.row + j,

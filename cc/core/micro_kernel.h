@@ -31,9 +31,15 @@ constexpr int kRegisterRows = 6;
 #endif
 template <class E>
 constexpr int kTileRows = kRegisterRows;
+// Whether a tile transposes rows that lie together, which it should do once for
+// several panels.
+template <class E>
+constexpr bool kTransposesRows = false;
 #if defined(__AMX_BF16__)
 template <>
 constexpr int kTileRows<BFloat16Pair> = 32;
+template <>
+constexpr bool kTransposesRows<BFloat16Pair> = true;
 #endif
 // Whether there are registers for the addresses of all rows of a, which may
 // then lie anywhere; otherwise they are equally far apart.
@@ -92,10 +98,10 @@ struct TileOperands {
   bool stream = false;                       // stores bypass the caches
   // Takes the moments of what is stored, an entry a panel; null: nothing does.
   TileMoments<A, kTileColumns<A>>* moments = nullptr;
-  // Tiles beside each other, of the same rows of a, that are computed in turn;
-  // several only if sums begin from zero.
+  // Tiles beside each other, of the same rows of a, that are computed in turn.
   int num_panels = 1;
-  std::int64_t b_panel = 0;  // from one panel of b to the next
+  std::int64_t b_panel = 0;                // from one panel of b to the next
+  std::int64_t c_panel = kTileColumns<A>;  // likewise of c and start
   // Where a segment's rows of b begin; null: behind those of the one before.
   const std::int64_t* b_offset = nullptr;
 
@@ -167,15 +173,14 @@ class Rows {
   std::int64_t k_;
 };
 
-// Stores sums of a tile, from row `row` and column `column` on.
+// Stores sums of a tile, the rows of a panel from `row` on.
 template <class E, int kRows, int kVectors>
-TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t row,
-                       std::int64_t column,
+TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t row, int panel,
                        Vec<Accumulator<E>> (&sum)[kRows][kVectors]) {
   using A = Accumulator<E>;
   const auto store = [&](auto* to, std::int64_t stride, auto&& put)
                          TFO_INLINE_LAMBDA {
-                           to += row * stride + column;
+                           to += row * stride;
 #pragma GCC unroll 16
                            for (int i = 0; i < kRows; ++i, to += stride) {
 #pragma GCC unroll 4
@@ -184,9 +189,10 @@ TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t row,
                            }
                          };
   if (t.y == nullptr) {
-    return store(t.c, t.c_stride,
+    return store(t.c + panel * t.c_panel, t.c_stride,
                  [](A* to, Vec<A> v) TFO_INLINE_LAMBDA { Store(to, v); });
   }
+  const std::int64_t column = panel * kTileColumns<A>;
   if (t.scale != nullptr) {
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
@@ -222,10 +228,10 @@ TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t row,
   }
   using Out = ElementOf<E>;
   if (t.stream) {
-    store(t.y, t.y_stride,
+    store(t.y + column, t.y_stride,
           [](Out* to, Vec<A> v) TFO_INLINE_LAMBDA { StoreStreaming(to, v); });
   } else {
-    store(t.y, t.y_stride,
+    store(t.y + column, t.y_stride,
           [](Out* to, Vec<A> v) TFO_INLINE_LAMBDA { StoreAs(to, v); });
   }
   if (__builtin_expect(t.moments != nullptr, false)) {
@@ -236,7 +242,7 @@ TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t row,
       for (int j = 0; j < kVectors; ++j)
         stored[i][j] = AsStored<Out>(sum[i][j]);
     }
-    AddTile(stored, t.moments + column / kTileColumns<A>);
+    AddTile(stored, t.moments + panel);
   }
 }
 
@@ -254,17 +260,17 @@ void Tile(const TileOperands<E>& t) {
   for (int panel = 0; panel < t.num_panels; ++panel) {
     const void* const* const last_line =
         lines + t.prefetch->count * (panel + 1) / t.num_panels;
-    const std::int64_t column = panel * kVectors * kLanes<A>;
     const E* const first_b = t.b + panel * t.b_panel;
     const E* b = first_b;
     Vec<A> sums[kParts][kRows][kVectors]{};
     auto& sum = sums[0];
     if (t.start != nullptr) {
+      const A* const start = t.start + panel * t.c_panel;
 #pragma GCC unroll 16
       for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
         for (int j = 0; j < kVectors; ++j)
-          sum[i][j] = Load(t.start + i * t.start_stride + j * kLanes<A>);
+          sum[i][j] = Load(start + i * t.start_stride + j * kLanes<A>);
       }
     }
     const auto step = [&](auto& to) TFO_INLINE_LAMBDA {
@@ -310,7 +316,7 @@ void Tile(const TileOperands<E>& t) {
         for (int j = 0; j < kVectors; ++j) sum[i][j] += sums[part][i][j];
       }
     }
-    Finish<E, kRows, kVectors>(t, 0, column, sum);
+    Finish<E, kRows, kVectors>(t, 0, panel, sum);
   }
 }
 
