@@ -65,7 +65,7 @@ TFO_INLINE void MultiplyAmx() {
 }
 
 // Gives the registers their shapes, which costs as much as several steps unless
-// they have them (measured on a Granite Rapids: 80 ns, and nothing).
+// they have them (measured: 80 ns, and nothing).
 inline void SetAmxShapes(int upper, int lower, int depth) {
   AmxShapes wanted, set;
   const auto shape = [&](AmxRegister i, int rows, int operands) {

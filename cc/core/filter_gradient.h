@@ -12,6 +12,7 @@
 
 #include "cc/core/epilogue.h"
 #include "cc/core/filter_gradient_plan.h"
+#include "cc/core/tile.h"
 
 namespace tfo::TFO_ISA {
 namespace {
