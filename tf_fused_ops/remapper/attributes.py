@@ -1,12 +1,79 @@
 """Reads the attributes of ops from their protos: asking an op for one takes as long as for all."""
 
+import functools
+
 import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.python.framework import tensor_util
 
 from tf_fused_ops.remapper import custom_gradients
+
+# Set by who wants an op to stay.
+KEEP = "_grappler_do_not_remove"
+# Before this tag, a serialized NodeDef has the op's name and type and the names of its inputs.
+_DEVICE_TAG = 0x22
 
 # Attributes that say how an op runs, not what it computes.
 _INCIDENTAL = frozenset({"use_cudnn_on_gpu"})
 _LISTS = ("s", "i", "f", "b", "type", "shape", "tensor", "func")
+
+
+class Signature:
+    """What an op is, but for its name and its inputs; ops of layers that are alike share one.
+
+    Attributes:
+        attrs: The attributes, name -> AttrValue, with the identity of an overridden gradient in
+            place of its name.
+        device: The device that the op was put on.
+        kept: Whether the op is marked as one to be kept.
+        differing: A place for notes on what differs from a node or a constant of a pattern.
+    """
+
+    def __init__(self, serialized, identify_gradient):
+        """Reads a signature.
+
+        Args:
+            serialized: The NodeDef of one of the ops, as bytes.
+            identify_gradient: What tells the overridden gradients of ops apart.
+        """
+        node_def = node_def_pb2.NodeDef.FromString(serialized)
+        attrs = node_def.attr
+        overridden = custom_gradients.ATTRIBUTE in attrs
+        self.attrs = semantic_attrs(node_def, identify_gradient) if overridden else attrs
+        self.device, self.kept = node_def.device, KEEP in attrs
+        self.differing = {}
+        self._values = {}
+
+    def value(self, name):
+        """Returns the value of an attribute, as `get_attr` of the op does, in less time.
+
+        Raises:
+            KeyError: The op has no such attribute.
+        """
+        if name not in self._values:
+            if name not in self.attrs:
+                raise KeyError(name)
+            self._values[name] = value(self.attrs[name])
+        return self._values[name]
+
+    @functools.cached_property
+    def array(self):
+        """The value of a Const op."""
+        return tensor_util.MakeNdarray(self.attrs["value"].tensor)
+
+
+def anonymous(serialized):
+    """Returns a serialized NodeDef without the op's name and type and the names of its inputs."""
+    place, end = 0, len(serialized)
+    while place < end and serialized[place] < _DEVICE_TAG:
+        place += 1
+        size = shift = 0
+        while serialized[place] > 127:
+            size |= (serialized[place] & 127) << shift
+            shift += 7
+            place += 1
+        place += 1 + (size | serialized[place] << shift)
+    return serialized[place:]
 
 
 def semantic_attrs(node_def, identify_gradient=custom_gradients.identify):

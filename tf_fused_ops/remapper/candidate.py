@@ -75,14 +75,20 @@ class Candidate:
     def _inside(self):
         return set(self.nodes)
 
+    @functools.cached_property
+    def _signatures(self):
+        """The different signatures among the nodes."""
+        return set(map(self.view.signature, self.nodes))
+
     def wanted(self, backward):
         """Returns the gradients of a backward pass that anything outside uses."""
         return {name: t for name, t in backward.gradients.items() if self._used_outside(t)}
 
     def controls(self, nodes):
         """Returns the ops outside that some of the replaced ones have to wait for."""
-        found = (op for node in nodes for op in node.control_inputs if op not in self._inside)
-        return list(dict.fromkeys(found))
+        waiting = (node for node in nodes if node in self.view.controls)
+        found = (op for node in waiting for op in self.view.controls[node])
+        return list(dict.fromkeys(op for op in found if op not in self._inside))
 
     def objection(self):
         """Returns why the replacement would not be equivalent, in words, or None."""
@@ -107,14 +113,14 @@ class Candidate:
         return None
 
     def _kernels(self):
-        device = device_type(self.nodes[-1].device)
+        device = device_type(self.view.signature(self.nodes[-1]).device)
         for op_type in self.rule.fused_ops:
             if not kernels.has_kernel(op_type, self.dtype, device):
                 return f"{op_type} has no {self.dtype.name} kernel on {device}"
         return None
 
     def _devices(self):
-        devices = sorted({self.view.device(op) for op in self.nodes})
+        devices = sorted({signature.device for signature in self._signatures})
         return (
             f"the nodes are on different devices: {', '.join(devices)}"
             if len(devices) > 1
@@ -122,8 +128,9 @@ class Candidate:
         )
 
     def _preserved(self):
+        kept = any(signature.kept for signature in self._signatures)
         for op in self.nodes:
-            if self.view.is_kept(op):
+            if kept and self.view.signature(op).kept:
                 return f"{op.name} is marked _grappler_do_not_remove"
             if self.view.is_fetched(op):
                 return f"{op.name} is an output of the graph"
@@ -153,14 +160,15 @@ class Candidate:
 
     def _leaks(self):
         replaced = {id(tensor) for tensor in self._offered}
+        view, inside = self.view, self._inside
         for op in self.nodes:
             for tensor in op.outputs:
                 if id(tensor) in replaced:
                     continue
-                if self.view.is_fetched(tensor):
+                if view.is_fetched(tensor):
                     return f"{tensor.name} is an output of the graph"
-                for user in self.view.users(tensor):
-                    if user not in self._inside:
+                for user, _ in view.consumers(tensor):
+                    if user not in inside and view.is_live(user):
                         return f"{tensor.name} is also used by {user.name}"
         return None
 
@@ -193,4 +201,10 @@ class Candidate:
         return [user for user in self.view.waiting(op) if user not in self._inside]
 
     def _used_outside(self, tensor):
-        return self.view.is_fetched(tensor) or bool(self._users([tensor]))
+        view, inside = self.view, self._inside
+        if view.is_fetched(tensor):
+            return True
+        for user, _ in view.consumers(tensor):
+            if user not in inside and view.is_live(user):
+                return True
+        return bool(self.control_users(tensor.op))

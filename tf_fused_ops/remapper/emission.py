@@ -45,17 +45,17 @@ def emitting(op, controls):
         op: One of the others; its device and its stack trace are those of the new ops.
         controls: The ops that the others had to wait for.
     """
-    with contextlib.ExitStack() as stack:
-        if op.device:
-            stack.enter_context(tf.device(op.device))
-        if controls:
-            stack.enter_context(tf.control_dependencies(controls))
-        stack.enter_context(record.stop_recording())
+    nothing = contextlib.nullcontext()
+    device = tf.device(op.device) if op.device else nothing
+    waiting = tf.control_dependencies(controls) if controls else nothing
+    with device, waiting, record.stop_recording():
         if trace := op.traceback:
             # TensorFlow's own frames take long to read. What is sliced counts as the user's.
             _replaced.trace = trace.get_user_frames()[:]
-            stack.callback(setattr, _replaced, "trace", None)
-        yield
+        try:
+            yield
+        finally:
+            _replaced.trace = None
 
 
 def emit(op_type, *inputs, name, **attrs):

@@ -15,7 +15,7 @@ from tensorflow.python.eager.polymorphic_function import attributes
 from tensorflow.python.framework import function_def_to_graph
 
 from tf_fused_ops.remapper import hiding
-from tf_fused_ops.remapper.graph import KEEP
+from tf_fused_ops.remapper.attributes import KEEP
 
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 

@@ -12,14 +12,24 @@ import collections
 import functools
 
 from tensorflow.python.client import pywrap_tf_session
-from tensorflow.python.framework import tensor_util
 
 from tf_fused_ops.remapper import attributes, custom_gradients, hiding
 
 # A good part of all ops; asking them for inputs takes as long as asking others.
 _WITHOUT_INPUTS = frozenset({"Const", "Placeholder"})
-# Set by who wants an op to stay.
-KEEP = "_grappler_do_not_remove"
+
+
+class _Makers(dict):
+    """Finds ops by the handles of TensorFlow's C API, in less time than by their names."""
+
+    def __init__(self, graph):
+        super().__init__()
+        self._graph = graph
+
+    def __missing__(self, handle):
+        name = pywrap_tf_session.TF_OperationName(handle)
+        op = self[handle] = self._graph._get_operation_by_name(name)
+        return op
 
 
 class GraphView:
@@ -30,6 +40,7 @@ class GraphView:
         outputs: The tensors (or ops) that leave it now; a list.
         types: Op -> its type. Like `inputs`, this takes long to ask the op itself for.
         inputs: Op -> the tensors that it reads.
+        controls: Op -> the ops that it waits for besides; only where there are any.
         position: Op -> place in one topological order; a replacement takes the place of a replaced
             op.
     """
@@ -45,7 +56,10 @@ class GraphView:
         """
         self.graph = graph
         self.types = {op: op.type for op in graph.get_operations()}
+        self._makers = _Makers(graph)
+        self._makers.update((op._c_op, op) for op in self.types)
         self.inputs = {}
+        self.controls = {}
         self._identify_gradient = identify_gradient
         self.outputs = list(outputs)
         # Where each stands among the outputs.
@@ -53,11 +67,9 @@ class GraphView:
         for place, output in enumerate(self.outputs):
             self._fetched[id(output)].append(place)
         self._withheld = {id(tensor) for tensor in withheld}
-        self._attrs = {}
-        self._kept = set()
-        self._devices = {}
-        self._constants = {}
-        self._arrays = {}
+        self._signatures = {}
+        # What `anonymous` makes of a NodeDef -> the signature; a model has few different ones.
+        self._distinct = {}
         self._read_by_removed = set()
         self._by_type = collections.defaultdict(list)
         self._consumers = collections.defaultdict(list)
@@ -72,8 +84,20 @@ class GraphView:
             self._note_uses(op)
 
     def _note_inputs(self, op, op_type):
-        self.inputs[op] = inputs = () if op_type in _WITHOUT_INPUTS else _inputs(op)
-        self._before[op] = [tensor.op for tensor in inputs] + op.control_inputs
+        """Notes what an op reads and waits for; op.inputs are kept for whoever asks next."""
+        if controls := op.control_inputs:
+            self.controls[op] = controls
+        if op_type in _WITHOUT_INPUTS:
+            self.inputs[op], self._before[op] = (), controls
+            return
+        if op._inputs_val is None:
+            ends, makers = pywrap_tf_session.GetOperationInputs(op._c_op), self._makers
+            before = [makers[end.oper] for end in ends]
+            op._inputs_val = tuple([o.outputs[e.index] for o, e in zip(before, ends, strict=True)])
+        else:
+            before = [tensor.op for tensor in op._inputs_val]
+        self.inputs[op] = op._inputs_val
+        self._before[op] = before + controls
 
     def _note_uses(self, op):
         for port, tensor in enumerate(self.inputs[op]):
@@ -116,52 +140,26 @@ class GraphView:
         """Returns whether new ops must not read a tensor."""
         return id(tensor) in self._withheld
 
-    def attrs(self, op):
-        """Returns the attributes of an op, name -> AttrValue, with the identity of an overridden
-        gradient in place of its name."""
-        found = self._attrs.get(op)
-        return self._read_attrs(op) if found is None else found
+    def signature(self, op):
+        """Returns the `Signature` of an op."""
+        found = self._signatures.get(op)
+        if found is None:
+            key = attributes.anonymous(serialized := op._node_def)
+            found = self._distinct.get(key)
+            if found is None:
+                found = attributes.Signature(serialized, self._identify_gradient)
+                self._distinct[key] = found
+            self._signatures[op] = found
+        return found
 
     def attr(self, op, name):
         """Returns the value of an attribute, as `get_attr` of the op does, in less time."""
-        found = self.attrs(op).get(name)
-        return op.get_attr(name) if found is None else attributes.value(found)
-
-    def device(self, op):
-        """Returns the device that an op was put on."""
-        self.attrs(op)
-        return self._devices.get(op, "")
-
-    def is_kept(self, op):
-        """Returns whether an op is marked as one to be kept."""
-        self.attrs(op)
-        return op in self._kept
-
-    def _read_attrs(self, op):
-        node_def = op.node_def
-        attrs = node_def.attr
-        if KEEP in attrs:
-            self._kept.add(op)
-        if custom_gradients.ATTRIBUTE in attrs:
-            attrs = attributes.semantic_attrs(node_def, self._identify_gradient)
-        self._attrs[op] = attrs
-        if node_def.device:
-            self._devices[op] = node_def.device
-        return attrs
+        return self.signature(op).value(name)
 
     def constant(self, tensor):
         """Returns the value of a tensor made by a Const op, as an array, or None."""
         op = tensor.op
-        if op not in self._constants:
-            if op.type != "Const":
-                return None
-            # A graph has few different constants among those that patterns ask for.
-            proto = op.node_def.attr["value"].tensor
-            key = proto.SerializeToString()
-            if key not in self._arrays:
-                self._arrays[key] = tensor_util.MakeNdarray(proto)
-            self._constants[op] = self._arrays[key]
-        return self._constants[op]
+        return self.signature(op).array if self.types[op] == "Const" else None
 
     def remove(self, ops):
         """Takes ops out of the index (not out of the graph)."""
@@ -235,19 +233,25 @@ class GraphView:
     def leftovers(self):
         """Returns the ops that nothing needs any more, consumers first."""
         self.bury()
-        ops = self.graph.get_operations()
-        dead = [op for op in ops if op not in self._live and op.type != "Placeholder"]
+        ops, live, types = self.graph.get_operations(), self._live, self.types
+        dead = [op for op in ops if op not in live and types.get(op) != "Placeholder"]
         # New ops that were never used come last.
         dead.sort(key=lambda op: self.position.get(op, len(ops)))
         return dead[::-1]
 
     def _is_needed(self, op):
         """Returns whether live ops or the outputs need an op."""
+        live, fetched, consumers = self._live, self._fetched, self._consumers
+        for tensor in op.outputs:
+            if id(tensor) in fetched:
+                return True
+            for user, _ in consumers.get(id(tensor), ()):
+                if user in live:
+                    return True
         return (
-            op._is_stateful
-            or op.type == "Placeholder"
+            self.types[op] == "Placeholder"
+            or op._is_stateful
             or self.is_fetched(op)
-            or any(self.is_fetched(tensor) or self.users(tensor) for tensor in op.outputs)
             or bool(self.waiting(op))
         )
 
@@ -274,15 +278,6 @@ class GraphView:
         """Makes an op wait for another op than before."""
         hiding.replace_control_input(op, old, new)
         self._note_inputs(op, self.types[op])
-
-
-def _inputs(op):
-    """Returns `op.inputs`, and keeps them for whoever asks next, in less time."""
-    if op._inputs_val is None:
-        find, name = op.graph._get_operation_by_name, pywrap_tf_session.TF_OperationName
-        ends = pywrap_tf_session.GetOperationInputs(op._c_op)
-        op._inputs_val = tuple([find(name(end.oper)).outputs[end.index] for end in ends])
-    return op._inputs_val
 
 
 def _live_ops(ops, before, outputs):

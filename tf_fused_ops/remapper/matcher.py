@@ -4,6 +4,9 @@ Starting from one pair (pattern node, op), inputs are unified upwards and the re
 nodes are looked for among the consumers of values that are already known. Output ports must agree
 exactly, commutative inputs are tried in every order, and constants must agree to within `_MAX_ULP`
 units in the last place.
+
+Layers of a model are alike, so the route by which a search found a pattern is followed first at the
+next place: no node is looked for where it was not.
 """
 
 import dataclasses
@@ -14,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
+from tf_fused_ops.remapper import routes
 from tf_fused_ops.remapper.custom_gradients import ATTRIBUTE as GRADIENT
 from tf_fused_ops.remapper.pattern import Literal, Operand, Port
 
@@ -32,7 +36,8 @@ class Binding:
         nodes: Pattern node index -> op.
         operands: Operand name -> tensor.
         parameters: Parameter name -> array.
-        spare: Pattern node index -> the inputs of its op that the pattern does not account for.
+        orders: Pattern node index -> the places of its inputs among those of its op, where there
+            was a choice.
         mismatch: In words, the one constant or attribute that differs, if a near miss was asked
             for.
     """
@@ -40,7 +45,7 @@ class Binding:
     nodes: dict = dataclasses.field(default_factory=dict)
     operands: dict = dataclasses.field(default_factory=dict)
     parameters: dict = dataclasses.field(default_factory=dict)
-    spare: dict = dataclasses.field(default_factory=dict)
+    orders: dict = dataclasses.field(default_factory=dict)
     mismatch: str | None = None
 
     def copy(self):
@@ -49,7 +54,7 @@ class Binding:
             dict(self.nodes),
             dict(self.operands),
             dict(self.parameters),
-            dict(self.spare),
+            dict(self.orders),
             self.mismatch,
         )
 
@@ -67,6 +72,7 @@ class Matcher:
                 constant or attribute.
         """
         self._pattern = pattern
+        self._nodes = pattern.nodes
         self._view = view
         self._allow_mismatch = allow_mismatch
         self._excluded = frozenset()
@@ -81,12 +87,18 @@ class Matcher:
         Returns:
             A Binding or None.
         """
-        return self._best(self.matches(op, names))
+        key, start = tuple(names), Binding(nodes={self._pattern.anchor: op})
+        found = self._follow(key, start)
+        if found is None:
+            found = self._best(self.matches(op, names))
+            if found is not None and found.mismatch is None:
+                self._record(key, found, Binding())
+        return found
 
     def matches(self, op, names):
         """Yields every Binding that `match` may return."""
-        todo = self._pattern.ancestors(names)
-        return self._solve_any(Binding(), [(self._pattern.anchor, op)], [], todo)
+        steps = self._steps(Binding(), self._pattern.anchor, op)
+        return self._branch(Binding(), steps, [], self._pattern.ancestors(names))
 
     def resume(self, binding, names):
         """Adds the nodes that the named outputs need to a binding of the pattern's first nodes.
@@ -98,8 +110,7 @@ class Matcher:
         Returns:
             A Binding or None.
         """
-        todo = self._pattern.ancestors(names) - binding.nodes.keys()
-        return self._best(self._solve(binding.copy(), [], todo))
+        return self._best(self._solve(binding.copy(), [], self._pattern.ancestors(names)))
 
     def assume(self, nodes, operands, names):
         """Returns the binding of what another pattern of the same code matched.
@@ -112,10 +123,10 @@ class Matcher:
         Returns:
             A Binding, or None if this pattern does not begin with the same nodes.
         """
-        first = self._pattern.nodes[: len(nodes)]
-        if self._pattern.ancestors(names) != frozenset(range(len(nodes))):
+        if self._pattern.ancestors(names) != tuple(reversed(range(len(nodes)))):
             return None
-        if any(node.type != op.type for node, op in zip(first, nodes, strict=True)):
+        first = self._nodes[: len(nodes)]
+        if any(node.type != self._view.types[op] for node, op in zip(first, nodes, strict=True)):
             return None
         return Binding(dict(enumerate(nodes)), dict(operands))
 
@@ -130,11 +141,23 @@ class Matcher:
         Returns:
             A Binding or None.
         """
-        todo = self._pattern.ancestors(names) - binding.nodes.keys()
         self._excluded = excluded
-        found = next(self._solve(binding.copy(), [], todo), None)
+        key = (*names, *binding.nodes)
+        found = self._follow(key, binding)
+        if found is None:
+            found = next(self._solve(binding.copy(), [], self._pattern.ancestors(names)), None)
+            if found is not None:
+                self._record(key, found, binding)
         self._excluded = frozenset()
         return found
+
+    def spare(self, binding, node):
+        """Returns the inputs of what a node stands for that the pattern does not account for."""
+        order = binding.orders.get(node)
+        if order is None:
+            return ()
+        inputs = self._view.inputs[binding.nodes[node]]
+        return tuple(tensor for place, tensor in enumerate(inputs) if place not in order)
 
     def _best(self, bindings):
         near_miss = None
@@ -144,50 +167,69 @@ class Matcher:
             near_miss = near_miss or binding
         return near_miss
 
+    def _record(self, key, found, start):
+        self._pattern.routes[key] = routes.record(self._nodes, self._view, found, start)
+
+    def _follow(self, key, start):
+        """Returns the binding to which a recorded route leads, or None."""
+        route = self._pattern.routes.get(key)
+        if route is None:
+            return None
+        binding, agenda = start.copy(), []
+        nodes, inputs, types = binding.nodes, self._view.inputs, self._view.types
+        for node, count, order, reader, value, place in route:
+            if reader is not None:
+                op = inputs[nodes[reader]][place].op
+            elif value is not None:
+                choices = self._readers(node, place, self._tensor(binding, value))
+                if len(choices) > 1:
+                    choices = {choice for choice in choices if self._steps(binding, *choice)}
+                if len(choices) != 1:
+                    return None
+                ((_, op),) = choices
+            else:
+                op = nodes[node]
+            if types[op] != self._nodes[node].type or op in self._excluded:
+                return None
+            if len(inputs[op]) != count or not self._take(binding, (node, op, order), agenda):
+                return None
+        for value, tensor in agenda:
+            if nodes[value.node] is not tensor.op or tensor.value_index != value.port:
+                return None
+        return None if binding.mismatch else binding
+
     def _solve(self, binding, agenda, todo):
-        """Yields bindings that satisfy the (value, tensor) pairs and bind the nodes in todo.
+        """Yields bindings that satisfy the (Port, tensor) pairs and bind the nodes in todo.
 
         Args:
             binding: A Binding that is changed.
             agenda: A list that is changed.
-            todo: A set of pattern nodes.
+            todo: Pattern nodes, those that need others before these.
         """
-        nodes, operands = binding.nodes, binding.operands
+        nodes = binding.nodes
         while True:
-            while agenda:
+            if agenda:
                 value, tensor = agenda.pop()
-                kind = type(value)
-                if kind is Port:
-                    if tensor.value_index != value.port:
-                        return
-                    op = tensor.op
-                    known = nodes.get(value.node)
-                    if known is None:
-                        choices = ((value.node, op),)
-                        break
-                    if known is not op:
-                        return
-                elif kind is Operand:
-                    if operands.setdefault(value.name, tensor) is not tensor:
-                        return
-                elif not self._unify_constant(binding, value, tensor):
+                if tensor.value_index != value.port:
                     return
+                node, op = value.node, tensor.op
+                known = nodes.get(node)
+                if known is op:
+                    continue
+                if known is not None:
+                    return
+                steps = self._steps(binding, node, op)
             else:
-                missing = todo - nodes.keys()
-                if not missing:
+                choices = self._reachable(binding, todo)
+                if choices is None:
                     yield binding
                     return
-                choices = self._reachable(binding, missing)
-            steps = self._steps(binding, choices)
+                steps = [step for node, op in choices for step in self._steps(binding, node, op)]
             if len(steps) != 1:
                 yield from self._branch(binding, steps, agenda, todo)
                 return
             if not self._take(binding, steps[0], agenda):
                 return
-
-    def _solve_any(self, binding, choices, agenda, todo):
-        """Yields what `_solve` does, with one of the (node, op) pairs bound first."""
-        return self._branch(binding, self._steps(binding, choices), agenda, todo)
 
     def _branch(self, binding, steps, agenda, todo):
         """Yields the bindings to which any of the steps leads."""
@@ -196,40 +238,46 @@ class Matcher:
             if self._take(found, step, rest):
                 yield from self._solve(found, rest, todo)
 
-    def _steps(self, binding, choices):
-        """Returns the ways in which pattern nodes may stand for ops: (node, op, order)."""
-        steps = []
-        for node, op in choices:
-            wanted = self._pattern.nodes[node]
-            if wanted.type != self._view.types[op] or op in self._excluded:
-                continue
-            inputs = self._view.inputs[op]
-            orders = _orders(wanted, len(inputs))
-            if len(choices) == len(orders) == 1:
-                return [(node, op, orders[0])]
-            steps += [
-                (node, op, order)
-                for order in orders
-                if all(
-                    self._plausible(binding, value, inputs[i])
-                    for value, i in zip(wanted.inputs, order, strict=True)
-                )
-            ]
-        return steps
+    def _steps(self, binding, node, op):
+        """Returns the ways in which a pattern node may stand for an op: (node, op, the places of
+        the node's inputs among the op's or None if they are as given)."""
+        wanted = self._nodes[node]
+        if wanted.type != self._view.types[op] or op in self._excluded:
+            return ()
+        inputs, count = self._view.inputs[op], len(wanted.inputs)
+        if not wanted.open and (count == 1 or not wanted.commutative or count > _MAX_PERMUTED):
+            return ((node, op, None),) if len(inputs) == count else ()
+        if not count <= len(inputs) <= (_MAX_SUMMED if wanted.open else count):
+            return ()
+        return [
+            (node, op, order)
+            for order in _permutations(len(inputs), count)
+            if all(
+                self._plausible(binding, value, inputs[place])
+                for value, place in zip(wanted.inputs, order, strict=True)
+            )
+        ]
 
     def _take(self, binding, step, agenda):
-        """Lets a pattern node stand for an op; returns whether its attributes allow it."""
+        """Lets a pattern node stand for an op; returns whether the op's attributes and inputs allow
+        it, as far as they are known."""
         node, op, order = step
-        wanted = self._pattern.nodes[node]
-        difference = self._difference(wanted, op)
-        if difference and not self._tolerate(binding, difference):
+        wanted, operands, inputs = self._nodes[node], binding.operands, self._view.inputs[op]
+        if not self._allows(binding, wanted, op):
             return False
         binding.nodes[node] = op
-        inputs = self._view.inputs[op]
-        agenda += zip(wanted.inputs, [inputs[i] for i in order], strict=True)
-        if wanted.open:
-            rest = (tensor for i, tensor in enumerate(inputs) if i not in order)
-            binding.spare[node] = tuple(rest)
+        if order is not None:
+            binding.orders[node] = order
+            inputs = [inputs[place] for place in order]
+        for value, tensor in zip(wanted.inputs, inputs, strict=True):
+            kind = type(value)
+            if kind is Port:
+                agenda.append((value, tensor))
+            elif kind is Operand:
+                if operands.setdefault(value.name, tensor) is not tensor:
+                    return False
+            elif not self._unify_constant(binding, value, tensor):
+                return False
         return True
 
     def _unify_constant(self, binding, value, tensor):
@@ -244,33 +292,46 @@ class Matcher:
         if kind is Port:
             op = binding.nodes.get(value.node)
             if op is None:
-                return self._view.types[tensor.op] == self._pattern.nodes[value.node].type
+                return self._view.types[tensor.op] == self._nodes[value.node].type
             return op is tensor.op and tensor.value_index == value.port
         if kind is Operand:
             return binding.operands.get(value.name, tensor) is tensor
         return self._view.types[tensor.op] == "Const"
 
-    def _reachable(self, binding, missing):
-        """Yields the candidates for the missing node that has the fewest."""
-        choices, types = [], self._view.types
+    def _reachable(self, binding, todo):
+        """Returns the (node, op) candidates for the missing node that has the fewest; None if no
+        node is missing."""
+        fewest, complete, nodes = None, True, binding.nodes
         # The later a node, the more of the others are among its inputs.
-        for node in sorted(missing, reverse=True):
-            wanted = self._pattern.nodes[node]
-            for port, value in enumerate(wanted.inputs):
+        for node in todo:
+            if node in nodes:
+                continue
+            complete = False
+            for place, value in enumerate(self._nodes[node].inputs):
                 tensor = self._tensor(binding, value)
                 if tensor is None:
                     continue
-                choice = [
-                    (node, op)
-                    for op, other in self._view.consumers(tensor)
-                    if types[op] == wanted.type and (other == port or wanted.commutative)
-                ]
+                choice = self._readers(node, place, tensor)
                 if len(choice) < 2:
                     return choice
-                choices.append(choice)
-        fewest = dict.fromkeys(min(choices, key=len, default=()))
+                if fewest is None or len(choice) < len(fewest):
+                    fewest = choice
+        if complete:
+            return None
         # A tape that is asked twice leaves dead ops beside the live ones.
+        fewest = dict.fromkeys(fewest or ())
         return sorted(fewest, key=lambda choice: not self._view.is_live(choice[1]))
+
+    def _readers(self, node, place, tensor):
+        """Returns the (node, op) pairs in which an op reads a tensor at that place of the node."""
+        wanted, types, excluded = self._nodes[node], self._view.types, self._excluded
+        return [
+            (node, op)
+            for op, other in self._view.consumers(tensor)
+            if types[op] == wanted.type
+            and (other == place or wanted.commutative)
+            and op not in excluded
+        ]
 
     def _tensor(self, binding, value):
         kind = type(value)
@@ -279,29 +340,30 @@ class Matcher:
             return None if op is None else op.outputs[value.port]
         return binding.operands.get(value.name) if kind is Operand else None
 
-    def _difference(self, wanted, op):
-        attrs = self._view.attrs(op)
-        if GRADIENT in attrs and GRADIENT not in wanted.attrs:
-            return f"the gradient of {op.name} is overridden"
-        for name, value in wanted.attrs.items():
-            # An op whose gradient is not overridden has the true one, as the fused op does.
-            if attrs.get(name) != value and (name in attrs or name != GRADIENT):
-                return f"attribute {name} of {op.name} differs from what the rule stands for"
-        return None
+    def _allows(self, binding, wanted, op):
+        """Returns whether the attributes of an op are those of a pattern node."""
+        found = self._view.signature(op)
+        if wanted not in found.differing:
+            found.differing[wanted] = _differing(wanted.attrs, found.attrs)
+        name = found.differing[wanted]
+        if name is None:
+            return True
+        if name == GRADIENT and name not in wanted.attrs:
+            return self._tolerate(binding, f"the gradient of {op.name} is overridden")
+        words = f"attribute {name} of {op.name} differs from what the rule stands for"
+        return self._tolerate(binding, words)
 
     def _unify_literal(self, binding, literal, tensor):
-        value = self._view.constant(tensor)
-        if (
-            value is None
-            or value.shape != literal.value.shape
-            or value.dtype != literal.value.dtype
-        ):
+        if self._view.types[tensor.op] != "Const":
             return False
-        if not same_constant(value, literal.value):
-            words = f"constant {tensor.op.name} is {_text(value)}, not {_text(literal.value)}"
-            if not self._tolerate(binding, words):
-                return False
-        return True
+        found = self._view.signature(tensor.op)
+        if literal not in found.differing:
+            found.differing[literal] = _difference(found.array, literal.value)
+        difference = found.differing[literal]
+        if difference is None:
+            return True
+        words = f"constant {tensor.op.name} is {difference}"
+        return bool(difference) and self._tolerate(binding, words)
 
     def _unify_parameter(self, binding, parameter, tensor):
         value = self._view.constant(tensor)
@@ -317,19 +379,28 @@ class Matcher:
         return True
 
 
-def _orders(wanted, given):
-    """Returns the orders in which so many inputs may be those of a pattern node, as indices."""
-    count = len(wanted.inputs)
-    if not count <= given <= (_MAX_SUMMED if wanted.open else count):
-        return ()
-    if wanted.open or (wanted.commutative and count <= _MAX_PERMUTED):
-        return _permutations(given, count)
-    return (range(given),)
-
-
 @functools.cache
 def _permutations(given, count):
     return tuple(itertools.permutations(range(given), count))
+
+
+def _differing(wanted, given):
+    """Returns the name of an attribute in which an op is not as a pattern wants it, or None."""
+    if GRADIENT in given and GRADIENT not in wanted:
+        return GRADIENT
+    for name, value in wanted.items():
+        # An op whose gradient is not overridden has the true one, as the fused op does.
+        if given.get(name) != value and (name in given or name != GRADIENT):
+            return name
+    return None
+
+
+def _difference(value, wanted):
+    """Returns what a constant is instead of that wanted, in words; None if it is the same up to
+    rounding, no words if it is of another kind."""
+    if value.shape != wanted.shape or value.dtype != wanted.dtype:
+        return ""
+    return None if same_constant(value, wanted) else f"{_text(value)}, not {_text(wanted)}"
 
 
 def _text(value):

@@ -49,7 +49,7 @@ class Parameter:
     rank: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class PatternNode:
     """One op of a pattern.
 
@@ -90,6 +90,7 @@ class Pattern:
         spec: The tf.TensorSpec of the output "y", if there is one.
         anchor: Index of the node at which a search begins, if it begins in this pattern.
         entry: For code that follows other code, the types of the ops that read what that makes.
+        routes: The routes by which matchers found it, to be shared by patterns of the same nodes.
     """
 
     nodes: tuple
@@ -97,16 +98,26 @@ class Pattern:
     spec: tf.TensorSpec | None
     anchor: int | None = None
     entry: frozenset = frozenset()
+    routes: dict = dataclasses.field(default_factory=dict, compare=False)
 
     def ancestors(self, names):
-        """Returns the indices of all nodes that the named outputs need."""
-        ports = (self.outputs[name] for name in names)
-        return frozenset().union(*(self._ancestors[p.node] for p in ports if isinstance(p, Port)))
+        """Returns the indices of all nodes that the named outputs need, the last first."""
+        key = tuple(names)
+        if key not in self._found:
+            ports = (self.outputs[name] for name in key)
+            groups = (self._ancestors[port.node] for port in ports if isinstance(port, Port))
+            self._found[key] = tuple(sorted(frozenset().union(*groups), reverse=True))
+        return self._found[key]
 
     @functools.cached_property
     def op_types(self):
         """The types of all nodes."""
         return frozenset(node.type for node in self.nodes)
+
+    @functools.cached_property
+    def _found(self):
+        """What `ancestors` has returned so far."""
+        return {}
 
     @functools.cached_property
     def _ancestors(self):
@@ -177,11 +188,10 @@ def join(first, second):
         first: A Pattern.
         second: A Pattern with the single output "y", besides gradients.
     """
-    forward = first.ancestors(name for name in first.outputs if not name.startswith("d_"))
-    begin = sorted(forward)
+    begin = first.ancestors(name for name in first.outputs if not name.startswith("d_"))[::-1]
     places = {node: place for place, node in enumerate(begin)}
     shift = len(begin)
-    rest = [node for node in range(len(first.nodes)) if node not in forward]
+    rest = [node for node in range(len(first.nodes)) if node not in places]
     places |= {node: shift + len(second.nodes) + place for place, node in enumerate(rest)}
 
     def of_first(value):
@@ -217,7 +227,7 @@ def matchable(pattern):
         node.opened() if place in ends and node.type == "AddN" else node
         for place, node in enumerate(pattern.nodes)
     )
-    return dataclasses.replace(pattern, nodes=tuple(nodes), outputs=outputs)
+    return dataclasses.replace(pattern, nodes=tuple(nodes), outputs=outputs, routes={})
 
 
 def backward_part(pattern, forward, given, output):

@@ -299,7 +299,8 @@ class _Rewriter:
                     dy = moved.get(backward.dy.ref(), backward.dy)
                     gradients = rule.fuse_gradient(taken, fused, dy, names)
                     for name in gradients.keys() & match.operands.keys():
-                        gradients[name].set_shape(match.operands[name].shape)
+                        if not gradients[name].shape.is_fully_defined():
+                            gradients[name].set_shape(match.operands[name].shape)
                     emitted += _makers(gradients)
                     for name, others in backward.spare.items():
                         if others and name in gradients:

@@ -163,7 +163,7 @@ def backward_matches(view, rule, match):
         if not nodes:
             break
         used.update(nodes)
-        one = _backward(traced, binding, names, nodes)
+        one = _backward(matcher, traced, binding, names, nodes)
         # Layers with the same input have gradients of the filters of the same form.
         shared = any(
             op not in nodes and view.types[op] in later for op, _ in view.consumers(one.dy)
@@ -208,21 +208,21 @@ def lone_backward_matches(view, op, group):
                 continue
             binding = _extend(matcher, start, list(traced.outputs), set())
             nodes = [node for _, node in sorted(binding.nodes.items())]
-            backward = _backward(traced, binding, traced.outputs, nodes)
+            backward = _backward(matcher, traced, binding, traced.outputs, nodes)
             operands = {name: t for name, t in binding.operands.items() if name in rule.operands}
             match = Match(tuple(nodes), operands, {"y": op.outputs[0]}, attrs)
             found.append((rule, match, backward, binding.operands.get(_KEPT)))
     return sorted(found, key=lambda item: len(item[1].nodes), reverse=True)
 
 
-def _backward(traced, binding, names, nodes):
+def _backward(matcher, traced, binding, names, nodes):
     """Returns the Backward of the nodes that a binding has found."""
     gradients = {
         name.removeprefix("d_"): _tensor(traced, binding, name)
         for name in names
         if traced.outputs[name].node in binding.nodes
     }
-    spare = {name: binding.spare.get(traced.outputs[f"d_{name}"].node) for name in gradients}
+    spare = {name: matcher.spare(binding, traced.outputs[f"d_{name}"].node) for name in gradients}
     return Backward(tuple(nodes), binding.operands["dy"], gradients, spare)
 
 
