@@ -76,20 +76,40 @@ find_tensorflow.describe()
 
 
 def _isa_objects():
-    return sorted(ROOT.glob("build/**/tfo_core_avx*.dir/cc/core/*_isa.cc.o"))
+    """Returns {instruction set: the objects compiled for it alone}."""
+    found = {}
+    for path in sorted(ROOT.glob("build/**/tfo_core_*.dir/cc/core/*_isa.cc.o")):
+        isa = re.search(r"tfo_core_(\w+)\.dir", str(path)).group(1)
+        if isa != "portable":
+            found.setdefault(isa, []).append(path)
+    if not found:
+        pytest.skip("the objects of the build are not here")
+    return found
 
 
 @pytest.mark.skipif(not shutil.which("nm"), reason="needs nm")
 def test_instruction_sets_share_no_inline_functions():
-    objects = _isa_objects()
-    if not objects:
-        pytest.skip("the objects of the build are not here")
-    for path in objects:
-        isa = re.search(r"tfo_core_(\w+)\.dir", str(path)).group(1)
+    for isa, path in ((isa, path) for isa, paths in _isa_objects().items() for path in paths):
         listed = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True)
         weak = re.findall(r" [WVu] (.*)", listed.stdout)
         # The linker keeps one definition of a weak symbol, whatever instructions it is made of.
         assert [symbol for symbol in weak if f"tfo::{isa}::" not in symbol] == [], path
+
+
+@pytest.mark.skipif(not shutil.which("objdump"), reason="needs objdump")
+@pytest.mark.parametrize(
+    ("isa", "instruction"),
+    [("avx2", "vfmadd"), ("avx512", "%zmm"), ("avx512_bf16", "vdpbf16ps"), ("amx", "tdpbf16ps")],
+)
+def test_contractions_are_made_of_the_instructions_of_their_set(isa, instruction):
+    objects = _isa_objects()
+    if isa not in objects:
+        pytest.skip(f"the compiler does not know {isa}, or the processor is another")
+    for kernel in ("conv_forward", "conv_gradient"):
+        (path, *_) = (path for path in objects[isa] if path.name == f"{kernel}_isa.cc.o")
+        command = ["objdump", "-d", "--no-show-raw-insn", path]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert instruction in listed.stdout, path
 
 
 def test_version_is_read_alike_everywhere():
