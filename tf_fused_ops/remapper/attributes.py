@@ -45,14 +45,8 @@ class Signature:
         self._values = {}
 
     def value(self, name):
-        """Returns the value of an attribute, as `get_attr` of the op does, in less time.
-
-        Raises:
-            KeyError: The op has no such attribute.
-        """
+        """Returns the value of one of `attrs`, as `get_attr` of an op does, in less time."""
         if name not in self._values:
-            if name not in self.attrs:
-                raise KeyError(name)
             self._values[name] = value(self.attrs[name])
         return self._values[name]
 

@@ -154,7 +154,8 @@ class GraphView:
 
     def attr(self, op, name):
         """Returns the value of an attribute, as `get_attr` of the op does, in less time."""
-        return self.signature(op).value(name)
+        found = self.signature(op)
+        return found.value(name) if name in found.attrs else op.get_attr(name)
 
     def constant(self, tensor):
         """Returns the value of a tensor made by a Const op, as an array, or None."""
