@@ -42,13 +42,6 @@ class Signature:
         self.attrs = semantic_attrs(node_def, identify_gradient) if overridden else attrs
         self.device, self.kept = node_def.device, KEEP in attrs
         self.differing = {}
-        self._values = {}
-
-    def value(self, name):
-        """Returns the value of one of `attrs`, as `get_attr` of an op does, in less time."""
-        if name not in self._values:
-            self._values[name] = value(self.attrs[name])
-        return self._values[name]
 
     @functools.cached_property
     def array(self):

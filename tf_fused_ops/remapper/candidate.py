@@ -86,9 +86,8 @@ class Candidate:
 
     def controls(self, nodes):
         """Returns the ops outside that some of the replaced ones have to wait for."""
-        waiting = (node for node in nodes if node in self.view.controls)
-        found = (op for node in waiting for op in self.view.controls[node])
-        return list(dict.fromkeys(op for op in found if op not in self._inside))
+        found = (op for node in nodes for op in node.control_inputs if op not in self._inside)
+        return list(dict.fromkeys(found))
 
     def objection(self):
         """Returns why the replacement would not be equivalent, in words, or None."""
@@ -160,16 +159,15 @@ class Candidate:
 
     def _leaks(self):
         replaced = {id(tensor) for tensor in self._offered}
-        view, inside = self.view, self._inside
         for op in self.nodes:
             for tensor in op.outputs:
                 if id(tensor) in replaced:
                     continue
-                if view.is_fetched(tensor):
+                if self.view.is_fetched(tensor):
                     return f"{tensor.name} is an output of the graph"
-                for user, _ in view.consumers(tensor):
-                    if user not in inside and view.is_live(user):
-                        return f"{tensor.name} is also used by {user.name}"
+                user = self.view.user_besides(tensor, self._inside)
+                if user is not None:
+                    return f"{tensor.name} is also used by {user.name}"
         return None
 
     def _cycles(self):
@@ -201,10 +199,8 @@ class Candidate:
         return [user for user in self.view.waiting(op) if user not in self._inside]
 
     def _used_outside(self, tensor):
-        view, inside = self.view, self._inside
-        if view.is_fetched(tensor):
-            return True
-        for user, _ in view.consumers(tensor):
-            if user not in inside and view.is_live(user):
-                return True
-        return bool(self.control_users(tensor.op))
+        return (
+            self.view.is_fetched(tensor)
+            or self.view.user_besides(tensor, self._inside) is not None
+            or bool(self.control_users(tensor.op))
+        )

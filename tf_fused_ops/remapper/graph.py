@@ -40,7 +40,6 @@ class GraphView:
         outputs: The tensors (or ops) that leave it now; a list.
         types: Op -> its type. Like `inputs`, this takes long to ask the op itself for.
         inputs: Op -> the tensors that it reads.
-        controls: Op -> the ops that it waits for besides; only where there are any.
         position: Op -> place in one topological order; a replacement takes the place of a replaced
             op.
     """
@@ -59,7 +58,6 @@ class GraphView:
         self._makers = _Makers(graph)
         self._makers.update((op._c_op, op) for op in self.types)
         self.inputs = {}
-        self.controls = {}
         self._identify_gradient = identify_gradient
         self.outputs = list(outputs)
         # Where each stands among the outputs.
@@ -85,10 +83,8 @@ class GraphView:
 
     def _note_inputs(self, op, op_type):
         """Notes what an op reads and waits for; op.inputs are kept for whoever asks next."""
-        if controls := op.control_inputs:
-            self.controls[op] = controls
         if op_type in _WITHOUT_INPUTS:
-            self.inputs[op], self._before[op] = (), controls
+            self.inputs[op], self._before[op] = (), op.control_inputs
             return
         if op._inputs_val is None:
             ends, makers = pywrap_tf_session.GetOperationInputs(op._c_op), self._makers
@@ -97,7 +93,7 @@ class GraphView:
         else:
             before = [tensor.op for tensor in op._inputs_val]
         self.inputs[op] = op._inputs_val
-        self._before[op] = before + controls
+        self._before[op] = before + op.control_inputs
 
     def _note_uses(self, op):
         for port, tensor in enumerate(self.inputs[op]):
@@ -128,6 +124,13 @@ class GraphView:
         """Returns the live ops that read a tensor."""
         return [op for op, _ in self.consumers(tensor) if op in self._live]
 
+    def user_besides(self, tensor, ops=()):
+        """Returns the first live op that reads a tensor and is none of some ops, or None."""
+        for user, _ in self.consumers(tensor):
+            if user in self._live and user not in ops:
+                return user
+        return None
+
     def waiting(self, op):
         """Returns the live ops that have a control edge from an op."""
         return [user for user in op._control_outputs if user in self._live]
@@ -155,7 +158,7 @@ class GraphView:
     def attr(self, op, name):
         """Returns the value of an attribute, as `get_attr` of the op does, in less time."""
         found = self.signature(op)
-        return found.value(name) if name in found.attrs else op.get_attr(name)
+        return attributes.value(found.attrs[name]) if name in found.attrs else op.get_attr(name)
 
     def constant(self, tensor):
         """Returns the value of a tensor made by a Const op, as an array, or None."""
@@ -234,21 +237,17 @@ class GraphView:
     def leftovers(self):
         """Returns the ops that nothing needs any more, consumers first."""
         self.bury()
-        ops, live, types = self.graph.get_operations(), self._live, self.types
-        dead = [op for op in ops if op not in live and types.get(op) != "Placeholder"]
+        ops = self.graph.get_operations()
+        dead = [op for op in ops if op not in self._live and op.type != "Placeholder"]
         # New ops that were never used come last.
         dead.sort(key=lambda op: self.position.get(op, len(ops)))
         return dead[::-1]
 
     def _is_needed(self, op):
         """Returns whether live ops or the outputs need an op."""
-        live, fetched, consumers = self._live, self._fetched, self._consumers
         for tensor in op.outputs:
-            if id(tensor) in fetched:
+            if self.is_fetched(tensor) or self.user_besides(tensor) is not None:
                 return True
-            for user, _ in consumers.get(id(tensor), ()):
-                if user in live:
-                    return True
         return (
             self.types[op] == "Placeholder"
             or op._is_stateful

@@ -6,7 +6,7 @@ exactly, commutative inputs are tried in every order, and constants must agree t
 units in the last place.
 
 Layers of a model are alike, so the route by which a search found a pattern is followed first at the
-next place: no node is looked for where it was not.
+next place. There is a search only where that does not lead to a match.
 """
 
 import dataclasses
@@ -344,7 +344,7 @@ class Matcher:
         """Returns whether the attributes of an op are those of a pattern node."""
         found = self._view.signature(op)
         if wanted not in found.differing:
-            found.differing[wanted] = _differing(wanted.attrs, found.attrs)
+            found.differing[wanted] = _differing_attr(wanted.attrs, found.attrs)
         name = found.differing[wanted]
         if name is None:
             return True
@@ -358,7 +358,7 @@ class Matcher:
             return False
         found = self._view.signature(tensor.op)
         if literal not in found.differing:
-            found.differing[literal] = _difference(found.array, literal.value)
+            found.differing[literal] = _differing_value(found.array, literal.value)
         difference = found.differing[literal]
         if difference is None:
             return True
@@ -384,7 +384,7 @@ def _permutations(given, count):
     return tuple(itertools.permutations(range(given), count))
 
 
-def _differing(wanted, given):
+def _differing_attr(wanted, given):
     """Returns the name of an attribute in which an op is not as a pattern wants it, or None."""
     if GRADIENT in given and GRADIENT not in wanted:
         return GRADIENT
@@ -395,7 +395,7 @@ def _differing(wanted, given):
     return None
 
 
-def _difference(value, wanted):
+def _differing_value(value, wanted):
     """Returns what a constant is instead of that wanted, in words; None if it is the same up to
     rounding, no words if it is of another kind."""
     if value.shape != wanted.shape or value.dtype != wanted.dtype:

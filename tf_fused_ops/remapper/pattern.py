@@ -275,6 +275,7 @@ def rescale(pattern, sizes):
         new = _rescaled(old.value, sizes)
         return old if new is old.value else Literal(new)
 
+    # With the same routes, since the nodes are the same but for constants.
     return dataclasses.replace(pattern, nodes=tuple(node.reading(value) for node in pattern.nodes))
 
 
