@@ -3,8 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tf_fused_ops.remapper import pattern
-from tf_fused_ops.remapper.attributes import anonymous
+from tf_fused_ops.remapper import pattern, reading
 from tf_fused_ops.remapper.graph import GraphView
 from tf_fused_ops.remapper.matcher import Matcher
 
@@ -91,6 +90,6 @@ def test_names_do_not_count(length):
         ]
         with tf.device("/cpu:0"):
             made.append(tf.add(x, y, name="d").op)
-    same, alike, other, elsewhere = (anonymous(op._node_def) for op in made)
+    same, alike, other, elsewhere = (reading.anonymous(op) for op in made)
     assert same == alike
     assert len({same, other, elsewhere}) == 3

@@ -65,7 +65,7 @@ def _installed_elsewhere():
 
 def _check_python_modules():
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
-    for name in ("_core", "_logging"):
+    for name in ("_core", "_logging", "_graph_def"):
         if any((_FOLDER / f"{name}{suffix}").exists() for suffix in suffixes):
             continue
         built = " and ".join(sorted(path.name for path in _FOLDER.glob(f"{name}.*so")))

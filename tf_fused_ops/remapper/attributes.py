@@ -10,8 +10,6 @@ from tf_fused_ops.remapper import custom_gradients
 
 # Set by who wants an op to stay.
 KEEP = "_grappler_do_not_remove"
-# Before this tag, a serialized NodeDef has the op's name and type and the names of its inputs.
-_DEVICE_TAG = 0x22
 
 # Attributes that say how an op runs, not what it computes.
 _INCIDENTAL = frozenset({"use_cudnn_on_gpu"})
@@ -33,7 +31,7 @@ class Signature:
         """Reads a signature.
 
         Args:
-            serialized: The NodeDef of one of the ops, as bytes.
+            serialized: A NodeDef without name, type and inputs, as bytes.
             identify_gradient: What tells the overridden gradients of ops apart.
         """
         node_def = node_def_pb2.NodeDef.FromString(serialized)
@@ -47,20 +45,6 @@ class Signature:
     def array(self):
         """The value of a Const op."""
         return tensor_util.MakeNdarray(self.attrs["value"].tensor)
-
-
-def anonymous(serialized):
-    """Returns a serialized NodeDef without the op's name and type and the names of its inputs."""
-    place, end = 0, len(serialized)
-    while place < end and serialized[place] < _DEVICE_TAG:
-        place += 1
-        size = shift = 0
-        while serialized[place] > 127:
-            size |= (serialized[place] & 127) << shift
-            shift += 7
-            place += 1
-        place += 1 + (size | serialized[place] << shift)
-    return serialized[place:]
 
 
 def semantic_attrs(node_def, identify_gradient=custom_gradients.identify):

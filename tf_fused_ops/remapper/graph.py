@@ -13,23 +13,7 @@ import functools
 
 from tensorflow.python.client import pywrap_tf_session
 
-from tf_fused_ops.remapper import attributes, custom_gradients, hiding
-
-# A good part of all ops; asking them for inputs takes as long as asking others.
-_WITHOUT_INPUTS = frozenset({"Const", "Placeholder"})
-
-
-class _Makers(dict):
-    """Finds ops by the handles of TensorFlow's C API, in less time than by their names."""
-
-    def __init__(self, graph):
-        super().__init__()
-        self._graph = graph
-
-    def __missing__(self, handle):
-        name = pywrap_tf_session.TF_OperationName(handle)
-        op = self[handle] = self._graph._get_operation_by_name(name)
-        return op
+from tf_fused_ops.remapper import attributes, custom_gradients, hiding, reading
 
 
 class GraphView:
@@ -54,10 +38,7 @@ class GraphView:
             withheld: Tensors that new ops must not read.
         """
         self.graph = graph
-        self.types = {op: op.type for op in graph.get_operations()}
-        self._makers = _Makers(graph)
-        self._makers.update((op._c_op, op) for op in self.types)
-        self.inputs = {}
+        self.types, self.inputs, self._before, self._anonymous = reading.read(graph)
         self._identify_gradient = identify_gradient
         self.outputs = list(outputs)
         # Where each stands among the outputs.
@@ -66,34 +47,22 @@ class GraphView:
             self._fetched[id(output)].append(place)
         self._withheld = {id(tensor) for tensor in withheld}
         self._signatures = {}
-        # What `anonymous` makes of a NodeDef -> the signature; a model has few different ones.
+        # By what ops that are alike share; a model has few different ones.
         self._distinct = {}
         self._read_by_removed = set()
         self._by_type = collections.defaultdict(list)
         self._consumers = collections.defaultdict(list)
-        self._before = {}
         for op, op_type in self.types.items():
             self._by_type[op_type].append(op)
-            self._note_inputs(op, op_type)
         ops = _topological(self._before)
         self.position = {op: place for place, op in enumerate(ops)}
         self._live = _live_ops(ops, self._before, self.outputs)
         for op in ops:
             self._note_uses(op)
 
-    def _note_inputs(self, op, op_type):
-        """Notes what an op reads and waits for; op.inputs are kept for whoever asks next."""
-        if op_type in _WITHOUT_INPUTS:
-            self.inputs[op], self._before[op] = (), op.control_inputs
-            return
-        if op._inputs_val is None:
-            ends, makers = pywrap_tf_session.GetOperationInputs(op._c_op), self._makers
-            before = [makers[end.oper] for end in ends]
-            op._inputs_val = tuple([o.outputs[e.index] for o, e in zip(before, ends, strict=True)])
-        else:
-            before = [tensor.op for tensor in op._inputs_val]
-        self.inputs[op] = op._inputs_val
-        self._before[op] = before + op.control_inputs
+    def _note_inputs(self, op):
+        """Notes what an op reads and waits for."""
+        self.inputs[op], self._before[op] = reading.inputs(op)
 
     def _note_uses(self, op):
         for port, tensor in enumerate(self.inputs[op]):
@@ -147,11 +116,10 @@ class GraphView:
         """Returns the `Signature` of an op."""
         found = self._signatures.get(op)
         if found is None:
-            key = attributes.anonymous(serialized := op._node_def)
+            key = self._anonymous.get(op) or reading.anonymous(op)
             found = self._distinct.get(key)
             if found is None:
-                found = attributes.Signature(serialized, self._identify_gradient)
-                self._distinct[key] = found
+                found = self._distinct[key] = attributes.Signature(key, self._identify_gradient)
             self._signatures[op] = found
         return found
 
@@ -182,7 +150,7 @@ class GraphView:
         """
         if op in self.types:
             return
-        self._note_inputs(op, op.type)
+        self._note_inputs(op)
         before = self._before[op]
         for other in before:
             if other not in self.types:
@@ -199,7 +167,7 @@ class GraphView:
         else:
             for other in self.graph.get_operations():
                 if other not in self.inputs:
-                    self._note_inputs(other, other.type)
+                    self._note_inputs(other)
             ops = _topological(self._before)
             self.position = {op: place for place, op in enumerate(ops)}
 
@@ -238,7 +206,8 @@ class GraphView:
         """Returns the ops that nothing needs any more, consumers first."""
         self.bury()
         ops = self.graph.get_operations()
-        dead = [op for op in ops if op not in self._live and op.type != "Placeholder"]
+        dead = [op for op in ops if op not in self._live]
+        dead = [op for op in dead if (self.types.get(op) or op.type) != "Placeholder"]
         # New ops that were never used come last.
         dead.sort(key=lambda op: self.position.get(op, len(ops)))
         return dead[::-1]
@@ -277,7 +246,7 @@ class GraphView:
     def replace_control_input(self, op, old, new):
         """Makes an op wait for another op than before."""
         hiding.replace_control_input(op, old, new)
-        self._note_inputs(op, self.types[op])
+        self._note_inputs(op)
 
 
 def _live_ops(ops, before, outputs):
