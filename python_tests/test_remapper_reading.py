@@ -1,9 +1,14 @@
 """The ops of a graph, read all at once."""
 
+import functools
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_fused_ops as tfo
 from tf_fused_ops import _graph_def
 from tf_fused_ops.remapper import hiding, reading
 from tf_fused_ops.remapper.graph import GraphView
@@ -121,3 +126,31 @@ def test_another_number_of_ops_is_an_error():
     serialized, ops = graph.as_graph_def().SerializeToString(), graph.get_operations()
     with pytest.raises(ValueError, match=f"graph_def has {len(ops)} nodes, not the {len(ops) - 1}"):
         _graph_def.read(serialized, ops[1:])
+
+
+def test_what_was_read_is_gone_after_the_pass(monkeypatch):
+    views = []
+    monkeypatch.setattr(GraphView, "__init__", _seen(GraphView.__init__, views))
+
+    @tfo.function(input_signature=[tf.TensorSpec([2, 8, 8, 4]), tf.TensorSpec([3, 3, 4, 4])])
+    def layer(x, filters):
+        return tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, filters, 1, "SAME"), tf.ones([4])))
+
+    gc.disable()
+    try:
+        layer.get_concrete_function()
+        assert layer.remap_reports[0].counts() == {"conv2d_bias_relu": 1}
+        assert [view() for view in views] == [None]
+    finally:
+        gc.enable()
+
+
+def _seen(function, seen):
+    """Returns a function that keeps a weak reference to each object whose method it is."""
+
+    @functools.wraps(function)
+    def method(self, *args, **kwargs):
+        seen.append(weakref.ref(self))
+        function(self, *args, **kwargs)
+
+    return method

@@ -56,17 +56,20 @@ class GraphView:
             self._by_type[op_type].append(op)
         ops = _topological(self._before)
         self.position = {op: place for place, op in enumerate(ops)}
-        self._live = _live_ops(ops, self._before, self.outputs)
-        for op in ops:
-            self._note_uses(op)
+        stateful = {op_type for op_type, alike in self._by_type.items() if alike[0]._is_stateful}
+        effects = (op for op_type in stateful for op in self._by_type[op_type])
+        self._live = _live_ops(ops, self._before, [*self.outputs, *effects])
+        self._note_uses(ops)
 
     def _note_inputs(self, op):
         """Notes what an op reads and waits for."""
         self.inputs[op], self._before[op] = reading.inputs(op)
 
-    def _note_uses(self, op):
-        for port, tensor in enumerate(self.inputs[op]):
-            self._consumers[id(tensor)].append((op, port))
+    def _note_uses(self, ops):
+        inputs, consumers = self.inputs, self._consumers
+        for op in ops:
+            for port, tensor in enumerate(inputs[op]):
+                consumers[id(tensor)].append((op, port))
 
     def ops(self, op_type):
         """Returns the live ops of a type."""
@@ -175,7 +178,7 @@ class GraphView:
         self._live.add(op)
         self.types[op] = op.type
         self._by_type[op.type].append(op)
-        self._note_uses(op)
+        self._note_uses([op])
 
     def reaches(self, starts, ends):
         """Returns whether any of `ends` is, or depends on, any of `starts`."""
@@ -249,12 +252,11 @@ class GraphView:
         self._note_inputs(op)
 
 
-def _live_ops(ops, before, outputs):
-    """Returns those of topologically sorted ops that outputs or side effects depend on."""
-    live = {getattr(output, "op", output) for output in outputs}
+def _live_ops(ops, before, ends):
+    """Returns those of topologically sorted ops on which some tensors and ops depend."""
+    live = {getattr(end, "op", end) for end in ends}
     for op in reversed(ops):
-        if op in live or op._is_stateful:
-            live.add(op)
+        if op in live:
             live.update(before[op])
     return live
 

@@ -101,9 +101,11 @@ def remap_graph(
     view = functools.partial(GraphView, identify_gradient=identify_gradient, withheld=withheld)
     rewriter = _Rewriter(graph, outputs, options, name or graph.name, view)
     with _collector_paused():
-        rewriter.run(in_program_order)
-    rewriter.report.seconds = time.perf_counter() - start
-    return rewriter.outputs, rewriter.report
+        outputs, report = rewriter.run(in_program_order)
+        # So that there is little to look through when the collector goes on.
+        del rewriter
+    report.seconds = time.perf_counter() - start
+    return outputs, report
 
 
 class _Rewriter:
@@ -124,12 +126,12 @@ class _Rewriter:
 
     def run(self, in_program_order):
         """Sweeps until nothing changes, then so with the rules that come last, then once for
-        updates of variables."""
+        updates of variables; returns what `remap_graph` does."""
         begins = self._gradient_ops.keys() | self._anchors(False) | self._anchors(True)
         updates = variable_updates.ANCHORS if in_program_order else ()
         begins |= set(updates)
         if not any(op.type in begins for op in self.graph.get_operations()):
-            return
+            return self.outputs, self.report
         self.view = self._make_view(self.graph, self.outputs)
         with emission.outside(self.graph):
             while self._sweep() or self._sweep_backward():
@@ -146,6 +148,7 @@ class _Rewriter:
         self.report.refused = list(self._refused.values())
         if self.report.fused:
             hiding.hide(self.graph, self.view.leftovers(), self._successors)
+        return self.outputs, self.report
 
     def _anchors(self, last):
         return rules.by_anchor(self._options.added_rules, last).keys()

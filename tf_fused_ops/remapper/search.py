@@ -56,16 +56,20 @@ def usable_rules(view, op_type, dtype, options, last=False):
         return ()
     groups = rules.by_anchor(options.added_rules, last)[op_type]
 
-    def branches(found):
-        for rule in found:
-            if _has_activation(view, rule, dtype):
-                more = (other for other in groups.get(rule, ()) if other is not rule)
-                longer = tuple(branches(more))
-                usable = rule in groups[rule.core] and options.allows(rule.name)
-                if usable or longer:
-                    yield Branch(rule, usable, longer)
+    cores = (core for core in groups if core.core is core)
+    return tuple(_branches(view, groups, cores, dtype, options))
 
-    return tuple(branches(core for core in groups if core.core is core))
+
+# Not within `usable_rules`: a function that knows itself would keep the view until it is collected.
+def _branches(view, groups, found, dtype, options):
+    """Yields a Branch for each of some rules that can match."""
+    for rule in found:
+        if _has_activation(view, rule, dtype):
+            more = (other for other in groups.get(rule, ()) if other is not rule)
+            longer = tuple(_branches(view, groups, more, dtype, options))
+            usable = rule in groups[rule.core] and options.allows(rule.name)
+            if usable or longer:
+                yield Branch(rule, usable, longer)
 
 
 def _has_activation(view, rule, dtype):
