@@ -117,14 +117,6 @@ class Shared {
   std::unordered_map<std::string_view, py::object> objects_;
 };
 
-// A list of `size` places, each of which takes one `Put`.
-py::list ListOf(std::size_t size) { return py::list(size); }
-
-void Put(py::list& list, std::size_t place, py::object value) {
-  PyList_SET_ITEM(list.ptr(), static_cast<py::ssize_t>(place),
-                  value.release().ptr());
-}
-
 // An input as a NodeDef names it: "node", "node:port" or "^node".
 struct Input {
   explicit Input(std::string_view text)
@@ -159,14 +151,14 @@ class Ops {
     const std::size_t size = node.inputs.size();
     std::vector<py::object> tensors;
     tensors.reserve(size);
-    py::list before = ListOf(size);
+    py::list before(size);
     for (std::size_t i = 0; i < size; ++i) {
       const Input input(node.inputs[i]);
       const auto found = places_.find(input.node);
       if (found == places_.end()) Damaged();
       const Place& place = found->second;
       if (!input.control) tensors.push_back(place.outputs[input.port]);
-      Put(before, i, place.op);
+      PyList_SET_ITEM(before.ptr(), i, place.op.inc_ref().ptr());
     }
     py::tuple inputs(tensors.size());
     for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -197,16 +189,15 @@ py::tuple Read(std::string_view graph_def, const py::list& ops) {
   const Ops known(nodes, ops);
   Shared<py::str> types;
   Shared<py::bytes> rests;
-  const std::size_t count = nodes.size();
-  py::list all_types = ListOf(count), all_rests = ListOf(count);
-  py::list all_inputs = ListOf(count), all_before = ListOf(count);
-  for (std::size_t i = 0; i < count; ++i) {
+  py::dict all_types, all_inputs, all_before, all_rests;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    const py::object op = ops[i];
     auto [inputs, before] = known.Before(nodes[i]);
-    Put(all_types, i, types(nodes[i].type));
-    Put(all_inputs, i, std::move(inputs));
-    Put(all_before, i, std::move(before));
     const std::string_view rest = nodes[i].rest;
-    Put(all_rests, i, rest.size() > kMaxShared ? py::none() : rests(rest));
+    all_types[op] = types(nodes[i].type);
+    all_inputs[op] = std::move(inputs);
+    all_before[op] = std::move(before);
+    all_rests[op] = rest.size() > kMaxShared ? py::none() : rests(rest);
   }
   return py::make_tuple(std::move(all_types), std::move(all_inputs),
                         std::move(all_before), std::move(all_rests));
@@ -223,10 +214,10 @@ PYBIND11_MODULE(_graph_def, m) {
   m.doc() = "Reads serialized GraphDefs.";
   m.def("read", &Read, py::arg("graph_def"), py::arg("ops"),
         "Reads a graph from its GraphDef and the ops of its nodes, in their "
-        "order. Returns lists with one entry an op: types; tuples of the "
-        "tensors that it reads; lists of the ops that make these and of those "
-        "that it waits for; what `anonymous` returns, the same object for "
-        "equal bytes, or None where it is large.");
+        "order. Returns dicts, in that order, of: its type; a tuple of the "
+        "tensors that it reads; a list of the ops that make these, then of "
+        "those that it waits for; what `anonymous` returns, the same object "
+        "for equal bytes, or None where it is large.");
   m.def("anonymous", &Anonymous, py::arg("node_def"),
         "Returns a serialized NodeDef without its name, its type and its "
         "inputs.");

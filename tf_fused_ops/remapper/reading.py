@@ -27,10 +27,10 @@ def read(graph):
         pywrap_tf_session.TF_GraphToGraphDef(c_graph, buffer)
         serialized = pywrap_tf_session.TF_GetBuffer(buffer)
     if len(serialized) <= _MAX_SERIALIZED:
-        columns = _graph_def.read(serialized, ops)
+        found = _graph_def.read(serialized, ops)
     else:
         columns = zip(*((op.type, *inputs(op), None) for op in ops), strict=True)
-    found = [dict(zip(ops, column, strict=True)) for column in columns]
+        found = [dict(zip(ops, column, strict=True)) for column in columns]
     return found if listed == ops else [{op: column[op] for op in listed} for column in found]
 
 
