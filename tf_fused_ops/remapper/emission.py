@@ -8,7 +8,6 @@ protos of every attribute, where here one that is serialized already is as good.
 import contextlib
 import functools
 import threading
-import weakref
 
 import tensorflow as tf
 from tensorflow.python.client import pywrap_tf_session
@@ -17,24 +16,31 @@ from tensorflow.python.framework import op_def_library, op_def_registry
 
 from tf_fused_ops.remapper.stack_traces import HideFrames
 
-# Graph -> {(value, dtype): name of the scalar}. Names, since tensors keep their graph alive.
-_CONSTANTS = weakref.WeakKeyDictionary()
 
+class _Current(threading.local):
+    """What is being rewritten.
 
-class _Replaced(threading.local):
-    """The stack trace of the op in whose place new ones are added."""
+    Attributes:
+        constants: (value, dtype) -> the scalar in its graph.
+        trace: The stack trace of the op in whose place new ones are added.
+    """
 
+    constants = None
     trace = None
 
 
-_replaced = _Replaced()
+_current = _Current()
 
 
 @contextlib.contextmanager
 def outside(graph):
     """New ops go into a graph, whatever devices and control dependencies are around."""
-    with graph.as_default(), tf.control_dependencies(None), tf.device(None), HideFrames():
-        yield
+    around, _current.constants = _current.constants, {}
+    try:
+        with graph.as_default(), tf.control_dependencies(None), tf.device(None), HideFrames():
+            yield
+    finally:
+        _current.constants = around
 
 
 @contextlib.contextmanager
@@ -51,11 +57,11 @@ def emitting(op, controls):
     with device, waiting, record.stop_recording():
         if trace := op.traceback:
             # TensorFlow's own frames take long to read. What is sliced counts as the user's.
-            _replaced.trace = trace.get_user_frames()[:]
+            _current.trace = trace.get_user_frames()[:]
         try:
             yield
         finally:
-            _replaced.trace = None
+            _current.trace = None
 
 
 def emit(op_type, *inputs, name, **attrs):
@@ -99,8 +105,8 @@ def add(op_type, *inputs, name, **attrs):
             if proto is not None:
                 pywrap_tf_session.TF_SetAttrValueProto(new, key, proto)
         finished = pywrap_tf_session.TF_FinishOperation(new)
-        if _replaced.trace:
-            pywrap_tf_session.TF_SetOpStackTrace(finished, _replaced.trace)
+        if _current.trace:
+            pywrap_tf_session.TF_SetOpStackTrace(finished, _current.trace)
         op = graph._create_op_from_tf_operation(finished)
     # What `op.inputs` would ask for.
     op._inputs_val = tuple(flat)
@@ -109,13 +115,12 @@ def add(op_type, *inputs, name, **attrs):
 
 
 def constant(value, dtype):
-    """Returns a scalar in the graph that is the default, the same one for the same value."""
-    graph = tf.compat.v1.get_default_graph()
-    names, key = _CONSTANTS.setdefault(graph, {}), (float(value), dtype)
-    if key not in names:
+    """Returns a scalar in the graph that is rewritten, the same one for the same value."""
+    constants, key = _current.constants, (float(value), dtype)
+    if key not in constants:
         with tf.control_dependencies(None), tf.device(None):
-            names[key] = tf.constant(value, dtype).name
-    return graph.get_tensor_by_name(names[key])
+            constants[key] = tf.constant(value, dtype)
+    return constants[key]
 
 
 @functools.cache
