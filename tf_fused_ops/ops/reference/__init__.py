@@ -1,0 +1,41 @@
+"""The ops and their gradients in stock TensorFlow ops.
+
+They compute what the fused ops compute, on every device that TensorFlow knows: for comparison, for
+gradients of gradients, and for graphs that must run where tf_fused_ops is not installed.
+"""
+
+from tf_fused_ops.ops.reference.batch_norm import (
+    batch_norm_act,
+    batch_norm_act_grad,
+    batch_norm_statistics,
+)
+from tf_fused_ops.ops.reference.channels import pack_mask
+from tf_fused_ops.ops.reference.conv import conv2d_bias_act, conv2d_bias_act_grad
+from tf_fused_ops.ops.reference.elementwise import act, act_grad
+from tf_fused_ops.ops.reference.matmul import matmul_bias_act, matmul_bias_act_grad
+from tf_fused_ops.ops.reference.max_pool import max_pool_act, max_pool_act_grad
+from tf_fused_ops.ops.reference.sync_batch_norm import (
+    batch_norm_apply,
+    batch_norm_grad_apply,
+    batch_norm_grad_sums,
+    batch_norm_moments,
+)
+
+__all__ = [
+    "act",
+    "act_grad",
+    "batch_norm_act",
+    "batch_norm_act_grad",
+    "batch_norm_apply",
+    "batch_norm_grad_apply",
+    "batch_norm_grad_sums",
+    "batch_norm_moments",
+    "batch_norm_statistics",
+    "conv2d_bias_act",
+    "conv2d_bias_act_grad",
+    "matmul_bias_act",
+    "matmul_bias_act_grad",
+    "max_pool_act",
+    "max_pool_act_grad",
+    "pack_mask",
+]
