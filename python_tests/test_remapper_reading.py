@@ -1,5 +1,6 @@
 """The ops of a graph, read all at once."""
 
+import contextlib
 import functools
 import gc
 import weakref
@@ -7,6 +8,8 @@ import weakref
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tf_fused_ops as tfo
 from tf_fused_ops import _graph_def
@@ -119,6 +122,20 @@ def test_a_damaged_graph_def_is_an_error(damage):
     _graph_def.read(graph.as_graph_def().SerializeToString(), ops)
     with pytest.raises((ValueError, IndexError), match=r"damaged|index out of range"):
         _graph_def.read(serialized[:40] if damage == "truncated" else serialized, ops)
+
+
+@given(place=st.integers(0, 10_000), byte=st.integers(0, 255), length=st.integers(0, 10_000))
+def test_no_damage_is_worse_than_an_error(place, byte, length):
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], "x")
+        with tf.control_dependencies([tf.no_op("n")]):
+            tf.split(tf.nn.relu(x, "y"), 2, name="z")
+    serialized = bytearray(graph.as_graph_def().SerializeToString())
+    serialized[place % len(serialized)] = byte
+    with contextlib.suppress(ValueError, IndexError):
+        _graph_def.read(bytes(serialized[:length]), graph.get_operations())
+    with contextlib.suppress(ValueError):
+        _graph_def.anonymous(bytes(serialized[place % len(serialized) :]))
 
 
 def test_another_number_of_ops_is_an_error():
