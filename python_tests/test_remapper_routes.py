@@ -93,3 +93,21 @@ def test_names_do_not_count(length):
     same, alike, other, elsewhere = (reading.anonymous(op) for op in made)
     assert same == alike
     assert len({same, other, elsewhere}) == 3
+
+
+def fork(x, side):
+    """Has two places that fit one anchor."""
+    z, gate = tf.nn.relu(x), tf.sigmoid(x)
+    return tf.tanh(z * gate + side) - tf.tanh(gate * z + side)
+
+
+def test_where_a_route_leads_there_is_one_match(traced, monkeypatch):
+    view, (first, second, third) = places(layer, fork, layer)
+    matcher = Matcher(traced, view)
+    (expected,) = matcher.matches(third, ["y"])
+    assert len(matcher.all_matches(first, ["y"])) == 1
+    every = matcher.all_matches(second, ["y"])
+    assert [found(one) for one in every] == [found(one) for one in matcher.matches(second, ["y"])]
+    assert len(every) == 2
+    monkeypatch.setattr(Matcher, "_branch", lambda *_: pytest.fail("it was searched for"))
+    assert [found(one) for one in matcher.all_matches(third, ["y"])] == [found(expected)]

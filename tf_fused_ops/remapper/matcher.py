@@ -95,6 +95,20 @@ class Matcher:
                 self._record(key, found, Binding())
         return found
 
+    def all_matches(self, op, names):
+        """Returns every Binding that `match` may return.
+
+        Where a recorded route leads, there is but one: it ends where more than one op would do.
+        """
+        key = tuple(names)
+        found = self._follow(key, Binding(nodes={self._pattern.anchor: op}))
+        if found is not None:
+            return [found]
+        every = list(self.matches(op, names))
+        if len(every) == 1:
+            self._record(key, every[0], Binding())
+        return every
+
     def matches(self, op, names):
         """Yields every Binding that `match` may return."""
         steps = self._steps(Binding(), self._pattern.anchor, op)

@@ -215,7 +215,7 @@ def candidates(view, anchor, options):
     for rule in UPDATES:
         if rule.anchor == anchor.type and dtype.is_floating and options.allows(rule.name):
             traced = _pattern(rule, dtype)
-            for binding in Matcher(traced, view).matches(anchor, traced.outputs):
+            for binding in Matcher(traced, view).all_matches(anchor, traced.outputs):
                 nodes = tuple(op for _, op in sorted(binding.nodes.items()))
                 places = [view.position[op] for op in nodes if op.type in _ORDERED]
                 if places == sorted(places):
