@@ -321,6 +321,26 @@ def test_jit_compile_is_left_alone():
     assert rule_counts(inner) == {}
 
 
+def test_gradient_of_a_compiled_function_is_left_alone():
+    """XLA compiles the backward function along with the forward function."""
+
+    def conv(x, w, b):
+        return tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, w, 1, "SAME"), b))
+
+    def gradients(fn, args):
+        with tf.GradientTape() as tape:
+            tape.watch(args)
+            y = fn(*args)
+        return tape.gradient(y, args)
+
+    args = values((2, 5, 4, 3), (3, 3, 3, 4), (4,))
+    inner = tf.function(conv, jit_compile=True)
+    step = tfo.function(lambda *args: gradients(inner, args))
+    assert_same(step(*args), gradients(conv, args))
+    assert rule_counts(step) == {}
+    assert [bool(report.skipped) for report in step.remap_reports] == [True, True, False]
+
+
 def test_saved_model(tmp_path):
     class Model(tf.Module):
         def __init__(self):

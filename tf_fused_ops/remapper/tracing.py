@@ -82,7 +82,9 @@ def finish(outputs, session):
     flat = tf.nest.flatten(outputs, expand_composites=True)
     tensors = [_leaving(value) for value in flat]
     tensors = [value for value in tensors if getattr(value, "graph", None) is graph]
-    if session.jit_compile or control_flow_util.GraphOrParentsInXlaContext(graph):
+    if session.jit_compile or _is_compiled(graph):
+        # Its backward function, which XLA compiles, too, is traced outside of the context.
+        graph._tfo_compiled = True
         report = Report(
             graph.name, skipped="it is compiled by XLA, which has no kernels for the fused ops"
         )
@@ -100,6 +102,17 @@ def finish(outputs, session):
             outputs = tf.nest.pack_sequence_as(outputs, flat, expand_composites=True)
     session.reports.append(report)
     return outputs
+
+
+def _is_compiled(graph):
+    """Returns whether XLA compiles a graph, as far as can be told while that is traced."""
+    if control_flow_util.GraphOrParentsInXlaContext(graph):
+        return True
+    while isinstance(graph, func_graph.FuncGraph):
+        if getattr(graph, "_tfo_compiled", False):
+            return True
+        graph = graph.outer_graph
+    return False
 
 
 def _leaving(value):
