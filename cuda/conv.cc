@@ -14,6 +14,9 @@ Status CheckSupported(DType dtype, const ConvShape& s) {
   if (dtype == DType::kDouble) {
     return Unsupported("convolution", "float64 is not computed on the GPU");
   }
+  if (s.groups != 1) {
+    return Unsupported("convolution", "groups are not computed on the GPU");
+  }
   if (!IsProduct(s) && (s.input_channels_first != s.output_channels_first ||
                         s.filters_transposed)) {
     return Unsupported("convolution", "input and output differ in layout");

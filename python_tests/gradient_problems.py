@@ -1,5 +1,7 @@
 """Small problems in float64 on which the gradients of all ops are compared."""
 
+import dataclasses
+
 import cases
 import numpy as np
 import tensorflow as tf
@@ -14,9 +16,11 @@ CONV = cases.ConvCase(
 MATMUL = cases.MatMulCase(lead=(2,), m=2, k=3, n=2, ta=True, side=True, dtype="float64")
 BATCH_NORM = cases.BatchNormCase(sizes=(3, 2), channels=2, side=True, dtype="float64")
 ACT = cases.ActCase(shape=(3, 5), dtype="float64")
+GROUPED_CONV = dataclasses.replace(CONV, cin=4, cout=6, groups=2)
 FORMS = (
     "act",
     "conv",
+    "conv_groups",
     "conv_scale",
     "matmul",
     "batch_norm",
@@ -28,7 +32,10 @@ ACTIVATIONS = [(act, cases.ALPHA) for act in cases.ACTIVATIONS] + [("leaky_relu"
 
 def problem(form, act, alpha=cases.ALPHA, seed=0):
     """An op as a function of its float64 inputs, the same in stock ops, the inputs, and dy."""
-    case = {"act": ACT, "conv": CONV, "conv_scale": CONV, "matmul": MATMUL}.get(form, BATCH_NORM)
+    contractions = {
+        "conv": CONV, "conv_groups": GROUPED_CONV, "conv_scale": CONV, "matmul": MATMUL
+    }  # fmt: skip
+    case = {"act": ACT, **contractions}.get(form, BATCH_NORM)
     attributes = {**case.attributes(), "activation": act, "alpha": alpha}
     if form == "act":
         x, dy = cases.away_from_kinks(lambda i: case.inputs(seed + i), lambda v: v[0], act)
@@ -40,12 +47,10 @@ def problem(form, act, alpha=cases.ALPHA, seed=0):
             return reference.act(x, **attributes)
 
         return fused, stock, [tf.constant(x)], tf.constant(dy)
-    if form in ("conv", "conv_scale", "matmul"):
-        fused_op, stock_op = {
-            "conv": (conv2d_bias_act, reference.conv2d_bias_act),
-            "conv_scale": (conv2d_bias_act, reference.conv2d_bias_act),
-            "matmul": (matmul_bias_act, reference.matmul_bias_act),
-        }[form]
+    if form in contractions:
+        fused_op, stock_op = conv2d_bias_act, reference.conv2d_bias_act
+        if form == "matmul":
+            fused_op, stock_op = matmul_bias_act, reference.matmul_bias_act
 
         def fused(a, b, bias, side, *scale):
             optional = {"scale": scale[0]} if scale else {}
@@ -53,6 +58,7 @@ def problem(form, act, alpha=cases.ALPHA, seed=0):
 
         def stock(a, b, bias, side, *scale, **changes):
             optional = {"scale": scale[0]} if scale else {}
+            b = reference.ungrouped(b, case.cin) if form == "conv_groups" else b
             return stock_op(a, b, bias, side, **optional, **(attributes | changes))
 
         def inputs_of(i):

@@ -89,6 +89,21 @@ def test_activations(act, dtype, isa):
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("layout", cases.LAYOUTS)
+@pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
+@pytest.mark.parametrize(("cin", "cout", "groups"), [(34, 34, 34), (16, 32, 2), (6, 4, 2)])
+def test_groups(cin, cout, groups, strides, layout, dtype, isa):
+    """Also of channels that are groups of their own."""
+    for act, side in (("none", False), ("silu", True)):
+        check(
+            cases.ConvCase(
+                image=(6, 7), cin=cin, cout=cout, groups=groups, strides=strides, layout=layout,
+                dtype=dtype, act=act, side=side,
+            )
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
 @pytest.mark.parametrize("cout", [31, 64])
 @pytest.mark.parametrize("act", ["none", "relu", "silu"])
@@ -165,6 +180,8 @@ def random_cases(draw, dtypes):
     image, kernel, strides, dilations = pair(1, 9), pair(1, 5), pair(1, 6), pair(1, 3)
     padding = draw(st.sampled_from(["SAME", "VALID", None]))
     padding = padding or (pair(0, 5), pair(0, 5))
+    groups = draw(st.sampled_from([1, 1, 2, 3, 19]))
+    most = 40 // groups
     return cases.ConvCase(
         batch=draw(st.integers(0, 3)),
         image=image,
@@ -172,8 +189,9 @@ def random_cases(draw, dtypes):
         strides=strides,
         dilations=dilations,
         padding=padding,
-        cin=draw(st.integers(1, 40)),
-        cout=draw(st.integers(1, 40)),
+        cin=groups * draw(st.integers(1, most)),
+        cout=groups * draw(st.integers(1, most)),
+        groups=groups,
         layout=draw(st.sampled_from(cases.LAYOUTS)),
         bias=draw(st.booleans()),
         side=draw(st.booleans()),

@@ -12,7 +12,8 @@ from tf_fused_ops import _core
 
 # Of values around 1, which are rounded to the dtype once; sums are those of the accumulator.
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 3e-6, "float64": 1e-13}
-# batch, in_size, in_c, out_c, kernel, strides, dilations, pads (top, left, bottom, right)
+# batch, in_size, in_c, out_c, kernel, strides, dilations, pads (top, left, bottom, right), groups
+# if there are several
 CASES = [
     (2, (5, 7), 3, 17, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     (1, (1, 1), 31, 33, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
@@ -78,6 +79,28 @@ CASES = [
     (2, (9, 50), 2, 40, (3, 3), (1, 3), (1, 1), (1, 1, 1, 1)),
     (1, (9, 61), 4, 33, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)),
     (1, (9, 60), 4, 33, (3, 3), (2, 2), (2, 2), (2, 2, 2, 2)),
+    # Channels that are groups of their own: several vectors and a part of one, windows larger than
+    # the image or beside it, strides and dilations, more rows than a band has, one tap, no pixels.
+    (2, (9, 11), 40, 40, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 40),
+    (2, (7, 7), 35, 35, (7, 7), (1, 1), (1, 1), (3, 3, 3, 3), 35),
+    (1, (6, 33), 17, 17, (3, 9), (1, 1), (1, 1), (1, 4, 1, 4), 17),
+    (1, (20, 33), 17, 17, (5, 5), (2, 2), (1, 1), (2, 2, 1, 2), 17),
+    (1, (20, 33), 3, 3, (3, 4), (2, 3), (2, 2), (2, 2, 1, 2), 3),
+    (1, (4, 4), 16, 16, (2, 2), (1, 1), (1, 1), (9, 9, 9, 9), 16),
+    (2, (90, 121), 9, 9, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 9),
+    (2, (5, 6), 33, 33, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 33),
+    (0, (5, 6), 3, 3, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 3),
+    # Groups of several channels, of one with several output channels, and of several with one; few
+    # pixels, few channels, strides, windows beside the image.
+    (2, (12, 13), 24, 36, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 4),
+    (2, (12, 13), 24, 36, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), 4),
+    (2, (12, 13), 128, 192, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 2),
+    (2, (12, 40), 8, 8, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 4),
+    (2, (12, 13), 6, 18, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 6),
+    (2, (12, 40), 96, 3, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 3),
+    (1, (1, 5), 130, 8, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 2),
+    (1, (4, 5), 6, 18, (3, 4), (1, 1), (7, 6), (7, 9, 7, 9), 2),
+    (0, (4, 5), 6, 18, (3, 4), (1, 1), (1, 1), (1, 1, 1, 1), 2),
 ]
 
 
@@ -85,7 +108,8 @@ class Case:
     """Operands of a convolution, channels last, and its linear map in float64."""
 
     def __init__(self, parameters, dtype="float32", seed=0):
-        batch, in_size, in_c, out_c, kernel, self.strides, self.dilations, pads = parameters
+        batch, in_size, in_c, out_c, kernel, self.strides, self.dilations, pads = parameters[:8]
+        self.groups = parameters[8] if len(parameters) > 8 else 1
         top, left, bottom, right = pads
         self.pads = ((0, 0), (top, bottom), (left, right), (0, 0))
         reach = [(k - 1) * d + 1 for k, d in zip(kernel, self.dilations, strict=True)]
@@ -103,6 +127,7 @@ class Case:
             "strides": self.strides,
             "dilations": self.dilations,
             "pads": (top, left),
+            "groups": self.groups,
         }
         random = np.random.default_rng(seed)
 
@@ -110,8 +135,9 @@ class Case:
             return random.normal(size=shape).astype(dtype)
 
         self.input = normal(batch, *in_size, in_c)
-        scale = 1 / np.sqrt(max(kernel[0] * kernel[1] * in_c, 1))
-        filters = random.normal(size=(*kernel, in_c, out_c)) * scale
+        depth = in_c // self.groups
+        scale = 1 / np.sqrt(max(kernel[0] * kernel[1] * depth, 1))
+        filters = random.normal(size=(*kernel, depth, out_c)) * scale
         self.filters = filters.astype(dtype)
         self.bias, self.scale = normal(out_c), normal(out_c)
         self.side, self.dy = (normal(batch, *self.out_size, out_c) for _ in range(2))
@@ -128,11 +154,17 @@ class Case:
 
     def reference(self):
         """z without scale, bias and side input, and the gradients for dz = dy, in float64."""
-        windows, filters = self.windows(), self.filters.astype(np.float64)
-        dy = self.dy.astype(np.float64)
+        filters, dy = self.filters.astype(np.float64), self.dy.astype(np.float64)
+        parts = [np.split(a, self.groups, -1) for a in (filters, dy, self.input)]
+        every = zip(np.split(self.windows(), self.groups, 3), *parts, strict=True)
+        found = [self._reference_of_group(*one) for one in every]
+        z, dx, dw = (np.concatenate(some, -1) for some in zip(*found, strict=True))
+        return z, (dx, dw, dy.sum((0, 1, 2)), dy)
+
+    def _reference_of_group(self, windows, filters, dy, x):
         z = np.einsum("nhwcrs,rsck->nhwk", windows, filters, optimize=True)
         dw = np.einsum("nhwcrs,nhwk->rsck", windows, dy, optimize=True)
-        dx = np.zeros(np.pad(self.input, self.pads).shape)
+        dx = np.zeros(np.pad(x, self.pads).shape)
         for r in range(filters.shape[0]):
             for s in range(filters.shape[1]):
                 h, w = r * self.dilations[0], s * self.dilations[1]
@@ -142,7 +174,7 @@ class Case:
                 )
                 dx[:, rows, columns] += dy @ filters[r, s].T
         inside = tuple(slice(a, n - b) for (a, b), n in zip(self.pads, dx.shape, strict=True))
-        return z, (dx[inside], dw, dy.sum((0, 1, 2)), dy)
+        return z, dx[inside], dw
 
     def shape(self, **layouts):
         return _core.ConvShape(**self.sizes, **layouts)
@@ -188,17 +220,19 @@ def test_layouts_agree(parameters, core_isa):
     case = Case(parameters)
     y, _ = _core.conv_forward(case.shape(), case.input, case.filters, case.bias, case.side)
     expected = _core.conv_gradient(case.shape(), case.dy, case.input, case.filters)
+    transposed = case.groups == 1
     shape = case.shape(
-        input_channels_first=True, output_channels_first=True, filters_transposed=True
+        input_channels_first=True, output_channels_first=True, filters_transposed=transposed
     )
     x, side, dy = (_channels_first(a) for a in (case.input, case.side, case.dy))
-    filters = np.ascontiguousarray(case.filters.swapaxes(2, 3))
+    filters = np.ascontiguousarray(case.filters.swapaxes(2, 3)) if transposed else case.filters
     other, _ = _core.conv_forward(shape, x, filters, case.bias, side)
     np.testing.assert_allclose(np.moveaxis(other, 1, -1), y, rtol=0, atol=3e-6)
     dx, dw, db, dz = _core.conv_gradient(shape, dy, x, filters)
     scale = max(np.abs(expected[1]).max(initial=0), 1)
     _assert_close(np.moveaxis(dx, 1, -1), expected[0], TOLERANCE["float32"])
-    np.testing.assert_allclose(dw.swapaxes(2, 3), expected[1], rtol=0, atol=3e-6 * scale)
+    dw = dw.swapaxes(2, 3) if transposed else dw
+    np.testing.assert_allclose(dw, expected[1], rtol=0, atol=3e-6 * scale)
     np.testing.assert_allclose(db, expected[2], rtol=0, atol=3e-6 * scale)
     np.testing.assert_array_equal(np.moveaxis(dz, 1, -1), expected[3])
 
@@ -338,6 +372,10 @@ def test_wrong_operands_are_refused():
         _core.conv_forward(case.shape(), case.input, case.filters, activation="softmax")
     with pytest.raises(ValueError, match="saved"):
         _core.conv_gradient(case.shape(), case.dy, case.input, case.filters, activation="relu")
+    with pytest.raises(ValueError, match="groups"):
+        _core.ConvShape(**case.sizes | {"groups": 2})
+    with pytest.raises(ValueError, match="groups"):
+        _core.ConvShape(**Case(CASES[-1]).sizes, filters_transposed=True)
     with pytest.raises(ValueError, match="instruction set"):
         _core.set_isa("sse9")
 

@@ -16,10 +16,12 @@ namespace tfo {
 //                                      j * stride_w + s * dilation_w -
 //                                      pad_left, c] * w[r, s, c, k]
 //
-// with x zero outside the image.
+// with x zero outside the image. Of several groups, each is a convolution of
+// its own: the channels of all lie beside each other in x and z, and the output
+// channels in w.
 struct ConvShape {
   std::int64_t batch;
-  std::int64_t in_h, in_w, in_c;
+  std::int64_t in_h, in_w, in_c;  // channels are those of a group
   std::int64_t out_h, out_w, out_c;
   std::int64_t kernel_h, kernel_w;
   std::int64_t stride_h, stride_w;
@@ -28,6 +30,10 @@ struct ConvShape {
   bool input_channels_first;   // x is [n, c, h, w], not [n, h, w, c]
   bool output_channels_first;  // the same for y and side input
   bool filters_transposed;     // w is [r, s, k, c], not [r, s, c, k]
+  std::int64_t groups = 1;     // no more where filters are transposed
+
+  std::int64_t InputChannels() const { return groups * in_c; }
+  std::int64_t OutputChannels() const { return groups * out_c; }
 };
 
 // a [batch, m, k] (or [batch, k, m]) times b [k, n] (or [n, k]), as a

@@ -1,6 +1,8 @@
 #include "cc/core/batch_norm.h"
+#include "cc/core/depthwise.h"
 #include "cc/core/few_channels.h"
 #include "cc/core/few_rows.h"
+#include "cc/core/groups.h"
 #include "cc/core/storage.h"
 #include "cc/core/winograd.h"
 
@@ -10,7 +12,14 @@ BatchNormMomentsFunction BatchNormMoments;
 
 namespace {
 
-enum class Algorithm { kTiles, kFewRows, kFewColumns, kFewChannels, kWinograd };
+enum class Algorithm {
+  kTiles,
+  kFewRows,
+  kFewColumns,
+  kFewChannels,
+  kWinograd,
+  kDepthwise
+};
 
 template <class T>
 struct ForwardPass {
@@ -28,16 +37,18 @@ bool PlanForward(const ConvForwardArgs& args, const ConvShape& s,
   ForwardTaps(s, &taps);
   out->correlation = {
       InputWindows<T>(s, args.input, taps),
-      s.out_c,
+      IsDepthwise(s) ? s.groups : s.out_c,
       static_cast<const T*>(args.filters),
       FilterMapOf(s),
       {static_cast<T*>(args.y), static_cast<T*>(args.pre_activation),
        static_cast<const T*>(args.bias), static_cast<const T*>(args.side_input),
        args.activation, static_cast<Accumulator<T>>(args.alpha),
-       AddressMap::Of(s.out_h, s.out_w, s.out_c, s.output_channels_first),
+       AddressMap::Of(s.out_h, s.out_w, s.OutputChannels(),
+                      s.output_channels_first),
        static_cast<const T*>(args.scale)}};
   const Correlation<T>& c = out->correlation;
-  out->algorithm = args.winograd && WinogradPays(s, c.x, s.out_c)
+  out->algorithm = IsDepthwise(s) ? Algorithm::kDepthwise
+                   : args.winograd && WinogradPays(s, c.x, s.out_c)
                        ? Algorithm::kWinograd
                    : HasFewRows(c)     ? Algorithm::kFewRows
                    : HasFewColumns(c)  ? Algorithm::kFewColumns
@@ -65,34 +76,56 @@ bool Compute(const ForwardPass<T>& pass, const Parallel& parallel,
       return CorrelateFewChannels(c, parallel, scratch);
     case Algorithm::kWinograd:
       return CorrelateByWinograd(c, parallel, scratch);
+    case Algorithm::kDepthwise:
+      return CorrelateDepthwise(c, parallel, scratch);
   }
   return false;
 }
 
+// The outputs but for moments, unless `*mean` is not null and the engine takes
+// them on its way: it becomes null.
 template <class T>
-bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
-             const Scratch& scratch) {
+bool ForwardOutputs(const ConvForwardArgs& args, const Parallel& parallel,
+                    const Scratch& scratch, double** mean) {
   const ConvShape s = Flatten(args.shape);
   ForwardPass<T> pass;
   if (!PlanForward(args, s, scratch, &pass)) return false;
   Correlation<T>& c = pass.correlation;
   if (pass.packs)
     c.packed = static_cast<const Operand<T>*>(args.packed_filters);
-  double* const mean =
-      args.moments == nullptr ? nullptr : args.moments + s.out_c;
-  if (mean != nullptr && pass.algorithm == Algorithm::kTiles && TilesSeeAll(c))
-    c.moments = mean;
-  if (!Compute(pass, parallel, scratch)) return false;
-  if (mean == nullptr) return true;
+  if (*mean != nullptr && pass.algorithm == Algorithm::kTiles &&
+      TilesSeeAll(c)) {
+    c.moments = *mean;
+    *mean = nullptr;
+  }
+  return Compute(pass, parallel, scratch);
+}
+
+template <class T>
+bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
+             const Scratch& scratch) {
+  const ConvShape& s = args.shape;
+  const std::int64_t channels = s.OutputChannels();
+  double* mean = args.moments == nullptr ? nullptr : args.moments + channels;
+  if (s.groups == 1 || IsDepthwise(s)) {
+    if (!ForwardOutputs<T>(args, parallel, scratch, &mean)) return false;
+  } else {
+    double* none = nullptr;
+    const auto group = [&](const ConvForwardArgs& one, const Scratch& own) {
+      return ForwardOutputs<T>(one, parallel, own, &none);
+    };
+    if (!ForGroups<T>(args, scratch, group)) return false;
+  }
+  if (args.moments == nullptr) return true;
   const std::int64_t pixels = s.out_h * s.out_w;
-  for (std::int64_t k = 0; k < s.out_c; ++k)
+  for (std::int64_t k = 0; k < channels; ++k)
     args.moments[k] = static_cast<double>(s.batch * pixels);
-  if (c.moments != nullptr) return true;
+  if (mean == nullptr) return true;
   const BatchNormShape y =
       s.output_channels_first
-          ? BatchNormShape{args.dtype, s.batch, s.out_c, pixels}
-          : BatchNormShape{args.dtype, s.batch * pixels, s.out_c, 1};
-  return BatchNormMoments(y, args.y, parallel, scratch, mean, mean + s.out_c);
+          ? BatchNormShape{args.dtype, s.batch, channels, pixels}
+          : BatchNormShape{args.dtype, s.batch * pixels, channels, 1};
+  return BatchNormMoments(y, args.y, parallel, scratch, mean, mean + channels);
 }
 
 template <class T>
@@ -100,7 +133,8 @@ std::int64_t PackedBytes(const ConvForwardArgs& args, const Scratch& scratch) {
   using A = Accumulator<T>;
   const ConvShape s = Flatten(args.shape);
   ForwardPass<T> pass;
-  if (!PlanForward(args, s, scratch, &pass) || !pass.packs) return 0;
+  if (s.groups > 1 || !PlanForward(args, s, scratch, &pass) || !pass.packs)
+    return 0;
   const std::int64_t size = sizeof(Operand<T>);
   if (pass.algorithm == Algorithm::kWinograd)
     return WinogradFiltersSize<T>(s.in_c, s.out_c) * size;

@@ -1,6 +1,9 @@
+#include "cc/core/depthwise.h"
+#include "cc/core/depthwise_filter_gradient.h"
 #include "cc/core/few_channels.h"
 #include "cc/core/few_rows.h"
 #include "cc/core/filter_gradient.h"
+#include "cc/core/groups.h"
 #include "cc/core/storage.h"
 #include "cc/core/winograd.h"
 #include "cc/core/winograd_filter_gradient.h"
@@ -35,7 +38,7 @@ TFO_INLINE Range BlockTaps(std::int64_t block, std::int64_t kernel,
 template <class A>
 PixelBlock ChooseBlock(const ConvShape& s, const AddressMap& map) {
   PixelBlock block{1, 1, s.in_c, s.in_h, s.in_w, map.h, map.c};
-  if (s.dilation_h == 1 && s.dilation_w == 1 &&
+  if (s.groups == 1 && s.dilation_h == 1 && s.dilation_w == 1 &&
       s.stride_h * s.stride_w * s.in_c <= kTileColumns<A> &&
       PixelsFillVectors<A>(s.in_c, CeilDiv(s.in_w, s.stride_w))) {
     block.h = s.stride_h;
@@ -99,7 +102,7 @@ bool InputGradientInPhases(const InputGradientOperands<T>& g,
       InputGradientTaps(s, phase_h, phase_w, grid_h, grid_w, &taps);
       const Correlation<T> c{{g.dz, g.dz_map, s.batch, s.out_h, s.out_w,
                               s.out_c, taps, 1, 1, grid_h, grid_w},
-                             s.in_c,
+                             IsDepthwise(s) ? s.groups : s.in_c,
                              g.filters,
                              g.filter_map,
                              {g.dx + g.x_map.Offset(0, phase_h, phase_w),
@@ -110,7 +113,8 @@ bool InputGradientInPhases(const InputGradientOperands<T>& g,
                               0,
                               {g.x_map.batch, g.x_map.h * s.stride_h,
                                g.x_map.w * s.stride_w, g.x_map.c}}};
-      if (!(HasFewRows(c) ? CorrelateFewRows(c, parallel, scratch)
+      if (!(IsDepthwise(s)  ? CorrelateDepthwise(c, parallel, scratch)
+            : HasFewRows(c) ? CorrelateFewRows(c, parallel, scratch)
             : g.winograd && WinogradPays(s, c.x, s.in_c)
                 ? CorrelateByWinograd(c, parallel, scratch)
             : HasFewChannels(c) ? CorrelateFewChannels(c, parallel, scratch)
@@ -130,8 +134,8 @@ bool ExchangesOperands(const FilterGradient<T>& g) {
   const ConvShape& s = g.shape;
   // Pairs of pixels are gathered as they are.
   const bool plain = kElements<Operand<T>> == 1 || g.dz.saved == nullptr;
-  return g.filters_gradient != nullptr && plain && g.x.taps.count > 1 &&
-         s.stride_h == 1 && s.stride_w == 1 &&
+  return g.filters_gradient != nullptr && plain && s.groups == 1 &&
+         g.x.taps.count > 1 && s.stride_h == 1 && s.stride_w == 1 &&
          2 * s.out_c * CeilDiv(s.in_c, kLanes<A>) <=
              s.in_c * CeilDiv(s.out_c, kLanes<A>);
 }
@@ -203,6 +207,8 @@ bool HasFewColumns(const FilterGradient<T>& g) {
 template <class T>
 bool FilterGradients(FilterGradient<T> g, bool winograd,
                      const Parallel& parallel, const Scratch& scratch) {
+  if (IsDepthwise(g.shape))
+    return DepthwiseFilterGradient(g, parallel, scratch);
   const bool few_columns = HasFewColumns(g);
   if (few_columns || ExchangesOperands(g)) {
     if (!(few_columns ? CorrelateFewRows(OfFewRows(g), parallel, scratch)
@@ -220,14 +226,15 @@ bool FilterGradients(FilterGradient<T> g, bool winograd,
              : ComputeFilterGradient(g, parallel, scratch);
 }
 
+// All gradients, of one group or of those that are computed together.
 template <class T>
-bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
-              const Scratch& scratch) {
+bool Gradients(const ConvGradientArgs& args, const Parallel& parallel,
+               const Scratch& scratch) {
   const ConvShape s = Flatten(args.shape);
   const AddressMap x_map =
-      AddressMap::Of(s.in_h, s.in_w, s.in_c, s.input_channels_first);
-  const AddressMap dz_map =
-      AddressMap::Of(s.out_h, s.out_w, s.out_c, s.output_channels_first);
+      AddressMap::Of(s.in_h, s.in_w, s.InputChannels(), s.input_channels_first);
+  const AddressMap dz_map = AddressMap::Of(s.out_h, s.out_w, s.OutputChannels(),
+                                           s.output_channels_first);
   const Source<T> dz{static_cast<const T*>(args.dy),
                      args.activation == Activation::kNone
                          ? nullptr
@@ -246,7 +253,8 @@ bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
                         static_cast<T*>(args.filters_gradient),
                         static_cast<T*>(args.bias_gradient),
                         static_cast<T*>(args.side_input_gradient)};
-    if (wants_input && !HasFewColumns(g) && JoinsInputGradient(g)) {
+    if (wants_input && !IsDepthwise(s) && !HasFewColumns(g) &&
+        JoinsInputGradient(g)) {
       g.input_gradient = static_cast<T*>(args.input_gradient);
       g.filters = static_cast<const T*>(args.filters);
       g.x_map = x_map;
@@ -267,6 +275,17 @@ bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
   return block.Pixels() > 1
              ? InputGradientInBlocks<T>(g, s, block, parallel, scratch)
              : InputGradientInPhases<T>(g, s, taps, parallel, scratch);
+}
+
+template <class T>
+bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
+              const Scratch& scratch) {
+  if (args.shape.groups == 1 || IsDepthwise(args.shape))
+    return Gradients<T>(args, parallel, scratch);
+  const auto group = [&](const ConvGradientArgs& one, const Scratch& own) {
+    return Gradients<T>(one, parallel, own);
+  };
+  return ForGroups<T>(args, scratch, group);
 }
 
 }  // namespace

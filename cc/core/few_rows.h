@@ -8,9 +8,8 @@
 #ifndef TFO_CC_CORE_FEW_ROWS_H_
 #define TFO_CC_CORE_FEW_ROWS_H_
 
-#include <type_traits>
-
 #include "cc/core/correlate.h"
+#include "cc/core/counts.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -100,15 +99,6 @@ void AddRows(const Accumulator<T>* x, std::int64_t pitch, const T* b,
     add(j,
         [&](const T* p) TFO_INLINE_LAMBDA { return LoadAsPartial(p, rest); });
   }
-}
-
-// Calls body(std::integral_constant<int, n>{}) for n of 1 to kMost.
-template <int kMost, class Body>
-TFO_INLINE void WithCount(std::int64_t n, Body&& body) {
-  if constexpr (kMost > 1) {
-    if (n < kMost) return WithCount<kMost - 1>(n, body);
-  }
-  body(std::integral_constant<int, kMost>{});
 }
 
 // Writes `rows` rows of sums, `stride` apart, that belong to `channel` and

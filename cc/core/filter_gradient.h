@@ -502,7 +502,10 @@ bool ComputeFilterGradient(const FilterGradient<T>& g, const Parallel& parallel,
   const bool empty = s.batch * s.out_h * s.out_w * s.out_c == 0;
   if (g.filters_gradient != nullptr &&
       (empty || g.x.taps.count < s.kernel_h * s.kernel_w)) {
-    Zero(g.filters_gradient, s.kernel_h * s.kernel_w * s.in_c * s.out_c);
+    // Those of other groups lie between them.
+    const std::int64_t rows = s.kernel_h * s.kernel_w * s.in_c;
+    for (std::int64_t row = 0; row < rows; ++row)
+      Zero(g.filters_gradient + row * s.OutputChannels(), s.out_c);
   }
   if (empty) {
     if (g.bias_gradient != nullptr) Zero(g.bias_gradient, s.out_c);

@@ -17,8 +17,9 @@ struct FilterMap {
 
 // Rows are input channels, columns output channels.
 TFO_INLINE FilterMap FilterMapOf(const ConvShape& s) {
-  return s.filters_transposed ? FilterMap{1, s.in_c, s.in_c * s.out_c}
-                              : FilterMap{s.out_c, 1, s.in_c * s.out_c};
+  const std::int64_t columns = s.OutputChannels(), size = s.in_c * columns;
+  return s.filters_transposed ? FilterMap{1, s.in_c, size}
+                              : FilterMap{columns, 1, size};
 }
 
 template <class A>

@@ -124,7 +124,7 @@ TFO_INLINE Windows<T> InputWindows(const ConvShape& s, const void* x,
           ? SeenAxis{s.in_w, 1, s.stride_w}
           : SeenAxis::Of(s.in_w, s.kernel_w, s.stride_w, s.pad_left, s.out_w);
   AddressMap map =
-      AddressMap::Of(s.in_h, s.in_w, s.in_c, s.input_channels_first);
+      AddressMap::Of(s.in_h, s.in_w, s.InputChannels(), s.input_channels_first);
   map.h *= h.step;
   map.w *= w.step;
   return {{static_cast<const T*>(x), nullptr, Activation::kNone, 0},

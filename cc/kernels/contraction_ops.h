@@ -61,7 +61,7 @@ class ContractionOp : public tensorflow::OpKernel {
          {std::pair{"scale", scale}, std::pair{"bias", bias}}) {
       if (vector == nullptr) continue;
       TF_RETURN_IF_ERROR(CheckShape(name, *vector, "the output's channels",
-                                    {shapes.conv.out_c}));
+                                    {shapes.conv.OutputChannels()}));
     }
     if (side_input != nullptr) {
       TF_RETURN_IF_ERROR(
@@ -75,11 +75,12 @@ class ContractionOp : public tensorflow::OpKernel {
     if (num_moments_ > 0) {
       tensorflow::Tensor* tensor = nullptr;
       TF_RETURN_IF_ERROR(
-          ctx->allocate_output(2, {3, shapes.conv.out_c}, &tensor));
+          ctx->allocate_output(2, {3, shapes.conv.OutputChannels()}, &tensor));
       moments = tensor->flat<double>().data();
     }
     const bool empty = shapes.y.num_elements() == 0;
-    if (empty && shapes.conv.out_c * num_moments_ == 0) return absl::OkStatus();
+    if (empty && shapes.conv.OutputChannels() * num_moments_ == 0)
+      return absl::OkStatus();
     return engine_.Forward(
         ctx,
         {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
@@ -130,7 +131,7 @@ class ContractionGradOp : public tensorflow::OpKernel {
       TF_RETURN_IF_ERROR(CheckShape("saved", *saved, "dy", shapes.y));
     }
     const tensorflow::TensorShape output_shapes[] = {
-        a.shape(), b.shape(), {shapes.conv.out_c}, shapes.y};
+        a.shape(), b.shape(), {shapes.conv.OutputChannels()}, shapes.y};
     void* gradients[4];
     for (int i = 0; i < 4; ++i) {
       TF_RETURN_IF_ERROR(

@@ -30,11 +30,10 @@ struct ConvGeometry {
       return Invalid("filters must have rank 4, got shape ",
                      filters.DebugString());
     }
-    const std::int64_t channels = input.dim_size(attrs.channel_dim());
-    if (filters.dim_size(2) != channels) {
-      return Invalid("filters must have the channels of input, ", channels,
-                     ", in dimension 2, got shape ", filters.DebugString());
-    }
+    std::int64_t groups;
+    TF_RETURN_IF_ERROR(ConvGroups(input.dim_size(attrs.channel_dim()),
+                                  filters.dim_size(2), filters.dim_size(3),
+                                  &groups));
     std::int64_t in[2], size[2], pad[2];
     for (int i = 0; i < 2; ++i) {
       in[i] = input.dim_size(attrs.spatial_dim(i));
@@ -44,10 +43,10 @@ struct ConvGeometry {
     out->conv = {input.dim_size(0),
                  in[0],
                  in[1],
-                 channels,
+                 filters.dim_size(2),
                  size[0],
                  size[1],
-                 filters.dim_size(3),
+                 filters.dim_size(3) / groups,
                  filters.dim_size(0),
                  filters.dim_size(1),
                  attrs.stride[0],
@@ -58,7 +57,8 @@ struct ConvGeometry {
                  pad[1],
                  !attrs.channels_last,
                  !attrs.channels_last,
-                 false};
+                 false,
+                 groups};
     out->y = input;
     for (int i = 0; i < 2; ++i) {
       TF_RETURN_IF_ERROR(

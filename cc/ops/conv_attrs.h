@@ -96,6 +96,30 @@ absl::Status ReadConvAttrs(Context* c, ConvAttrs* out) {
   return ReadExplicitPaddings(explicit_paddings, out);
 }
 
+// How many groups a convolution falls into; filters have the channels of one.
+inline absl::Status ConvGroups(std::int64_t input_channels,
+                               std::int64_t filter_channels,
+                               std::int64_t output_channels,
+                               std::int64_t* groups) {
+  *groups = 1;
+  if (filter_channels == input_channels) return absl::OkStatus();
+  if (filter_channels < 1 || input_channels < filter_channels ||
+      input_channels % filter_channels != 0) {
+    return Invalid("filters must have in dimension 2 the channels of input, ",
+                   input_channels,
+                   ", or those of a group of them, which divide them; got ",
+                   filter_channels);
+  }
+  *groups = input_channels / filter_channels;
+  if (output_channels % *groups != 0) {
+    return Invalid(
+        "filters must have in dimension 3 as many channels for each "
+        "of the ",
+        *groups, " groups, got ", output_channels);
+  }
+  return absl::OkStatus();
+}
+
 // One spatial dimension of the output and the padding in front of it, as
 // TensorFlow's convolution computes them. `i` is 0 for height, 1 for width.
 inline absl::Status ConvOutputSize(const ConvAttrs& attrs, int i,

@@ -13,12 +13,19 @@ absl::Status ConvOutputShape(InferenceContext* c, ShapeHandle* input,
   TF_RETURN_IF_ERROR(ReadConvAttrs(c, &attrs));
   TF_RETURN_IF_ERROR(SingleInput(c, "input", 4, input));
   TF_RETURN_IF_ERROR(SingleInput(c, "filters", 4, filters));
-  DimensionHandle channels = c->Dim(*input, attrs.channel_dim());
-  TF_RETURN_IF_ERROR(MergeNamed(c, "filters", c->Dim(*filters, 2),
-                                "the channel dimension of input", &channels));
+  const DimensionHandle channels = c->Dim(*input, attrs.channel_dim());
+  const DimensionHandle of_filters = c->Dim(*filters, 2),
+                        out_channels = c->Dim(*filters, 3);
+  if (c->ValueKnown(channels) && c->ValueKnown(of_filters)) {
+    std::int64_t groups;
+    // Any number of groups fits no output channels.
+    TF_RETURN_IF_ERROR(ConvGroups(
+        c->Value(channels), c->Value(of_filters),
+        c->ValueKnown(out_channels) ? c->Value(out_channels) : 0, &groups));
+  }
   std::vector<DimensionHandle> dims(4);
   dims[0] = c->Dim(*input, 0);
-  dims[attrs.channel_dim()] = c->Dim(*filters, 3);
+  dims[attrs.channel_dim()] = out_channels;
   for (int i = 0; i < 2; ++i) {
     const DimensionHandle in = c->Dim(*input, attrs.spatial_dim(i));
     const DimensionHandle filter = c->Dim(*filters, i);
@@ -119,7 +126,8 @@ REGISTER_OP("TfFusedOps>Conv2DBiasAct")
 Computes y = activation(conv2d(input, filters) * scale + bias + side_input) in one pass.
 
 input: 4-D, laid out as data_format says.
-filters: [filter_height, filter_width, in_channels, out_channels].
+filters: [filter_height, filter_width, in_channels / groups, out_channels], where groups follows from the shapes; more
+  than one on the CPU alone.
 bias: none, or one vector of length out_channels.
 side_input: none, or one tensor of y's shape.
 scale: none, or one vector of length out_channels.

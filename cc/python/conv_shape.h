@@ -24,18 +24,24 @@ inline ConvShape NewConvShape(std::int64_t batch, Pair in_size,
                               Pair dilations, Pair pads,
                               bool input_channels_first,
                               bool output_channels_first,
-                              bool filters_transposed) {
+                              bool filters_transposed, std::int64_t groups) {
   const auto positive = [](Pair p) { return p.first > 0 && p.second > 0; };
   if (!positive(kernel) || !positive(strides) || !positive(dilations)) {
     throw py::value_error("kernel, strides and dilations must be positive");
   }
+  if (groups < 1 || in_c % groups != 0 || out_c % groups != 0) {
+    throw py::value_error("groups must divide in_c and out_c");
+  }
+  if (groups > 1 && filters_transposed) {
+    throw py::value_error("filters of several groups cannot be transposed");
+  }
   return {batch,
           in_size.first,
           in_size.second,
-          in_c,
+          in_c / groups,
           out_size.first,
           out_size.second,
-          out_c,
+          out_c / groups,
           kernel.first,
           kernel.second,
           strides.first,
@@ -46,22 +52,26 @@ inline ConvShape NewConvShape(std::int64_t batch, Pair in_size,
           pads.second,
           input_channels_first,
           output_channels_first,
-          filters_transposed};
+          filters_transposed,
+          groups};
 }
 
 inline Shape InputShape(const ConvShape& s) {
-  return s.input_channels_first ? Shape{s.batch, s.in_c, s.in_h, s.in_w}
-                                : Shape{s.batch, s.in_h, s.in_w, s.in_c};
+  return s.input_channels_first
+             ? Shape{s.batch, s.InputChannels(), s.in_h, s.in_w}
+             : Shape{s.batch, s.in_h, s.in_w, s.InputChannels()};
 }
 
 inline Shape OutputShape(const ConvShape& s) {
-  return s.output_channels_first ? Shape{s.batch, s.out_c, s.out_h, s.out_w}
-                                 : Shape{s.batch, s.out_h, s.out_w, s.out_c};
+  return s.output_channels_first
+             ? Shape{s.batch, s.OutputChannels(), s.out_h, s.out_w}
+             : Shape{s.batch, s.out_h, s.out_w, s.OutputChannels()};
 }
 
 inline Shape FilterShape(const ConvShape& s) {
-  return s.filters_transposed ? Shape{s.kernel_h, s.kernel_w, s.out_c, s.in_c}
-                              : Shape{s.kernel_h, s.kernel_w, s.in_c, s.out_c};
+  return s.filters_transposed
+             ? Shape{s.kernel_h, s.kernel_w, s.OutputChannels(), s.in_c}
+             : Shape{s.kernel_h, s.kernel_w, s.in_c, s.OutputChannels()};
 }
 
 // Every module has a class of its own.
@@ -75,7 +85,7 @@ inline void BindConvShape(py::module_& m) {
            "in_c"_a, "out_size"_a, "out_c"_a, "kernel"_a, "strides"_a = kOnes,
            "dilations"_a = kOnes, "pads"_a = Pair{0, 0},
            "input_channels_first"_a = false, "output_channels_first"_a = false,
-           "filters_transposed"_a = false)
+           "filters_transposed"_a = false, "groups"_a = 1)
       .def_static(
           "matmul", &MatMulShape,
           "a [batch, m, k] times b [k, n], as a convolution of [batch, 1, m, "

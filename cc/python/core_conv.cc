@@ -78,8 +78,8 @@ py::tuple Forward(const ConvShape& shape, const py::array& input,
       alpha,
       input.data(),
       filters.data(),
-      Optional("scale", scale, dtype, {shape.out_c}),
-      Optional("bias", bias, dtype, {shape.out_c}),
+      Optional("scale", scale, dtype, {shape.OutputChannels()}),
+      Optional("bias", bias, dtype, {shape.OutputChannels()}),
       Optional("side_input", side_input, dtype, OutputShape(shape)),
       y.mutable_data(),
       pre.has_value() ? pre->mutable_data() : nullptr,
@@ -100,14 +100,14 @@ py::tuple ForwardMoments(const ConvShape& shape, const py::array& input,
   Require("input", input, dtype, InputShape(shape));
   Require("filters", filters, dtype, FilterShape(shape));
   py::array y = AlignedArray(dtype, OutputShape(shape));
-  py::array_t<double> moments(Shape{3, shape.out_c});
+  py::array_t<double> moments(Shape{3, shape.OutputChannels()});
   ConvForwardArgs args{};
   args.dtype = DTypeOf("input", input);
   args.shape = shape;
   args.activation = ActivationOf(activation);
   args.input = input.data();
   args.filters = filters.data();
-  args.bias = Optional("bias", bias, dtype, {shape.out_c});
+  args.bias = Optional("bias", bias, dtype, {shape.OutputChannels()});
   args.y = y.mutable_data();
   args.moments = moments.mutable_data();
   RunForward(args, num_threads);
@@ -128,7 +128,7 @@ py::tuple Gradient(const ConvShape& shape, const py::array& dy,
   }
   py::array dx = AlignedArray(dtype, InputShape(shape));
   py::array dw = AlignedArray(dtype, FilterShape(shape));
-  py::array db(dtype, Shape{shape.out_c});
+  py::array db(dtype, Shape{shape.OutputChannels()});
   OptionalArray dz;
   if (side_input_gradient) dz = py::array(dtype, OutputShape(shape));
   const ConvGradientArgs args{
@@ -154,7 +154,7 @@ py::tuple ScratchBytes(const ConvShape& shape, int num_threads, bool winograd) {
   const py::dtype dtype = py::dtype::of<float>();
   py::array x(dtype, InputShape(shape)), w(dtype, FilterShape(shape)),
       y(dtype, OutputShape(shape)), dx(dtype, InputShape(shape)),
-      dw(dtype, FilterShape(shape)), db(dtype, Shape{shape.out_c});
+      dw(dtype, FilterShape(shape)), db(dtype, Shape{shape.OutputChannels()});
   const std::int64_t forward = RunForward(
       {DType::kFloat, shape, Activation::kRelu, 0, x.data(), w.data(), nullptr,
        nullptr, nullptr, y.mutable_data(), nullptr, nullptr, nullptr, winograd},

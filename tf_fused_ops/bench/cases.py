@@ -64,6 +64,7 @@ class ConvCase(Case):
     act: str = "relu"
     dtype: str = "float32"
     scale: bool = False
+    groups: int = 1
 
     @property
     def family(self):
@@ -126,6 +127,8 @@ class ConvCase(Case):
             window += f" s{max(self.strides)}"
         if max(self.dilations) > 1:
             window += f" d{max(self.dilations)}"
+        if self.groups > 1:
+            window += f" g{self.groups}"
         sizes = times(map(str, (self.batch, *self.image)))
         layout = "" if self.layout == "NHWC" else f" {self.layout}"
         return f"conv {window} {self.cin}→{self.cout}, {sizes}{layout}, {self.act}"
@@ -134,8 +137,9 @@ class ConvCase(Case):
         """float64 arrays x, filters, bias, side input, dy; None for those that the case lacks."""
         rng = np.random.default_rng(seed)
         x = rng.normal(size=self.ordered(self.batch, self.image, self.cin))
-        taps = max(1, self.kernel[0] * self.kernel[1] * self.cin)
-        filters = rng.normal(size=(*self.kernel, self.cin, self.cout)) / np.sqrt(taps)
+        depth = self.cin // self.groups
+        taps = max(1, self.kernel[0] * self.kernel[1] * depth)
+        filters = rng.normal(size=(*self.kernel, depth, self.cout)) / np.sqrt(taps)
         y_shape = self.ordered(self.batch, self.output_image(), self.cout)
         bias = rng.normal(size=self.cout) if self.bias else None
         side = rng.normal(size=y_shape) if self.side else None

@@ -57,7 +57,8 @@ def conv2d_bias_act(
         x: Tensor [batch, height, width, in_channels] for "NHWC", [batch, in_channels, height,
             width] for "NCHW"; float16, bfloat16, float32 or float64. More leading dimensions may
             stand for batch.
-        filters: [filter_height, filter_width, in_channels, out_channels], of x's dtype.
+        filters: [filter_height, filter_width, in_channels / groups, out_channels], of x's dtype;
+            the number of groups follows from that, and is 1 on a GPU.
         bias: [out_channels], of x's dtype, or None.
         strides: An integer, or a list of 1, 2 (height, width) or 4 (in the order of data_format).
         padding: "SAME", "VALID", or four pairs [before, after] in the order of data_format.

@@ -10,7 +10,7 @@ from tf_fused_ops.ops.reference.batch_norm import (
     batch_norm_statistics,
 )
 from tf_fused_ops.ops.reference.channels import pack_mask
-from tf_fused_ops.ops.reference.conv import conv2d_bias_act, conv2d_bias_act_grad
+from tf_fused_ops.ops.reference.conv import conv2d_bias_act, conv2d_bias_act_grad, ungrouped
 from tf_fused_ops.ops.reference.elementwise import act, act_grad
 from tf_fused_ops.ops.reference.matmul import matmul_bias_act, matmul_bias_act_grad
 from tf_fused_ops.ops.reference.max_pool import max_pool_act, max_pool_act_grad
@@ -38,4 +38,5 @@ __all__ = [
     "max_pool_act",
     "max_pool_act_grad",
     "pack_mask",
+    "ungrouped",
 ]

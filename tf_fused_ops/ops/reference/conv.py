@@ -24,7 +24,7 @@ def conv2d_bias_act(
 
     Args:
         x: 4-D, laid out as data_format says.
-        filters: [height, width, in_channels, out_channels].
+        filters: [height, width, in_channels / groups, out_channels].
         bias: [out_channels] or None.
         side_input: A tensor of the output's shape or None.
         strides: Four integers, in the order of data_format.
@@ -61,8 +61,11 @@ def conv2d_bias_act_grad(
         The gradients of x, filters, bias, side_input.
     """
     dz = act_grad(dy, saved, activation, alpha)
+    in_channels = x.shape[-1 if data_format == "NHWC" else 1]
 
     def conv2d(x, filters):
+        # TensorFlow's CPU kernels know the gradients of no more than one group.
+        filters = ungrouped(filters, in_channels)
         return [_conv2d(x, filters, strides, padding, data_format, dilations)]
 
     dx, dfilters = _autodiff.pull_back(conv2d, [x, filters], [dz])
@@ -81,6 +84,28 @@ def _conv2d(x, filters, strides, padding, data_format, dilations):
         filters = _dilated(filters, dilations[1:3])
     y = tf.nn.conv2d(x, filters, strides, padding)
     return tf.transpose(y, [0, 3, 1, 2]) if data_format == "NCHW" else y
+
+
+def ungrouped(filters, in_channels):
+    """The filters of the same convolution in one group: zeros between channels of different ones.
+
+    Args:
+        filters: [height, width, in_channels / groups, out_channels].
+        in_channels: Those of the input. If they or those of the filters are not known before
+            running, there is one group.
+
+    Returns:
+        A tensor [height, width, in_channels, out_channels].
+    """
+    *_, depth, out_channels = filters.shape
+    if None in (in_channels, depth, out_channels) or in_channels == depth:
+        return filters
+    groups = in_channels // depth
+    window = tf.shape(filters)[:2]
+    apart = tf.reshape(filters, tf.concat([window, [1, depth, groups, -1]], 0))
+    same = tf.reshape(tf.eye(groups, dtype=tf.bool), [groups, 1, groups, 1])
+    together = tf.where(same, apart, tf.zeros([], filters.dtype))
+    return tf.reshape(together, tf.concat([window, [in_channels, out_channels]], 0))
 
 
 def _dilated(filters, dilations):

@@ -1,0 +1,111 @@
+// Convolutions of several groups: each group's tensors, and one memory for all.
+#ifndef TFO_CC_CORE_GROUPS_H_
+#define TFO_CC_CORE_GROUPS_H_
+
+#include "cc/core/conv.h"
+#include "cc/core/integers.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+// Whether every channel is a group of its own.
+TFO_INLINE bool IsDepthwise(const ConvShape& s) {
+  return s.groups > 1 && s.in_c == 1 && s.out_c == 1;
+}
+
+// The first elements of a group, relative to those of the tensors.
+struct GroupOffsets {
+  std::int64_t input, output, channel;
+
+  GroupOffsets(const ConvShape& s, std::int64_t group)
+      : input(group * s.in_c * (s.input_channels_first ? s.in_h * s.in_w : 1)),
+        output(group * s.out_c *
+               (s.output_channels_first ? s.out_h * s.out_w : 1)),
+        channel(group * s.out_c) {}
+};
+
+// What lies `offset` elements behind; null stays null.
+template <class T, class Void>
+TFO_INLINE Void* Behind(Void* tensor, std::int64_t offset) {
+  return tensor == nullptr ? nullptr
+                           : const_cast<Void*>(static_cast<const void*>(
+                                 static_cast<const T*>(tensor) + offset));
+}
+
+template <class T>
+ConvForwardArgs OfGroup(ConvForwardArgs args, std::int64_t group) {
+  const GroupOffsets at(args.shape, group);
+  args.input = Behind<T>(args.input, at.input);
+  args.filters = Behind<T>(args.filters, at.channel);
+  args.scale = Behind<T>(args.scale, at.channel);
+  args.bias = Behind<T>(args.bias, at.channel);
+  args.side_input = Behind<T>(args.side_input, at.output);
+  args.y = Behind<T>(args.y, at.output);
+  args.pre_activation = Behind<T>(args.pre_activation, at.output);
+  args.winograd = false;
+  return args;
+}
+
+template <class T>
+ConvGradientArgs OfGroup(ConvGradientArgs args, std::int64_t group) {
+  const GroupOffsets at(args.shape, group);
+  args.dy = Behind<T>(args.dy, at.output);
+  args.saved = Behind<T>(args.saved, at.output);
+  args.input = Behind<T>(args.input, at.input);
+  args.filters = Behind<T>(args.filters, at.channel);
+  args.input_gradient = Behind<T>(args.input_gradient, at.input);
+  args.filters_gradient = Behind<T>(args.filters_gradient, at.channel);
+  args.bias_gradient = Behind<T>(args.bias_gradient, at.channel);
+  args.side_input_gradient = Behind<T>(args.side_input_gradient, at.output);
+  args.winograd = false;
+  return args;
+}
+
+// Hands calls that ask alike, one after the other, the same memory.
+class SharedScratch {
+ public:
+  explicit SharedScratch(const Scratch& scratch) : scratch_(scratch) {}
+
+  // For the next call.
+  Scratch Next() {
+    next_ = 0;
+    return {[](void* owner, std::int64_t bytes) {
+              return static_cast<SharedScratch*>(owner)->Allocate(bytes);
+            },
+            this};
+  }
+
+ private:
+  struct Block {
+    void* data;
+    std::int64_t bytes;
+  };
+  static constexpr int kCapacity = 64;
+
+  void* Allocate(std::int64_t bytes) {
+    if (next_ == kCapacity) return scratch_.Allocate<char>(bytes);
+    Block& block = blocks_[next_++];
+    if (block.bytes < bytes) block = {scratch_.Allocate<char>(bytes), bytes};
+    if (block.data == nullptr) block.bytes = 0;
+    return block.data;
+  }
+
+  const Scratch& scratch_;
+  Block blocks_[kCapacity] = {};
+  int next_ = 0;
+};
+
+// Calls body(args of a group, scratch memory) for one group after the other, as
+// long as it returns true.
+template <class T, class Args, class Body>
+bool ForGroups(const Args& args, const Scratch& scratch, const Body& body) {
+  SharedScratch shared(scratch);
+  for (std::int64_t group = 0; group < args.shape.groups; ++group)
+    if (!body(OfGroup<T>(args, group), shared.Next())) return false;
+  return true;
+}
+
+}  // namespace
+}  // namespace tfo::TFO_ISA
+
+#endif  // TFO_CC_CORE_GROUPS_H_
