@@ -109,7 +109,9 @@ def _is_compiled(graph):
     if control_flow_util.GraphOrParentsInXlaContext(graph):
         return True
     while isinstance(graph, func_graph.FuncGraph):
-        if getattr(graph, "_tfo_compiled", False):
+        # The graph of a backward function may stand for itself, but reads its forward function's.
+        read = [getattr(tensor, "graph", None) for tensor in graph.external_captures]
+        if any(getattr(one, "_tfo_compiled", False) for one in (graph, *read)):
             return True
         graph = graph.outer_graph
     return False
