@@ -45,6 +45,14 @@ CASES = {
         (2, 4, 4, 4),
         FUSED["Conv2D"],
     ),
+    "conv_grouped": Case(
+        layers.FusedConv2D,
+        keras.layers.Conv2D,
+        {"filters": 6, "kernel_size": 3, "padding": "same", "groups": 2},
+        (2, 6, 6, 4),
+        (2, 6, 6, 6),
+        FUSED["Conv2D"],
+    ),
     "batch_norm": Case(
         layers.FusedBatchNormalization,
         keras.layers.BatchNormalization,

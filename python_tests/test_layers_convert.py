@@ -217,7 +217,7 @@ def test_fallbacks_stay_stock(told):
     model = keras.Sequential(
         [
             keras.Input((6, 6, 4)),
-            keras.layers.Conv2D(4, 3, groups=2, name="grouped"),
+            keras.layers.Conv2D(4, 3, lora_rank=1, name="adapted"),
             keras.layers.BatchNormalization(renorm=True, name="renormed"),
             keras.layers.ReLU(),
             keras.layers.Dense(3, lora_rank=1, name="low_rank"),
@@ -230,7 +230,7 @@ def test_fallbacks_stay_stock(told):
     (x,) = values((2, 6, 6, 4))
     assert_same(converted(x), model(x))
     assert sorted(told) == [
-        "Not fused: layer grouped: the convolution has 2 groups",
+        "Not fused: layer adapted: LoRA changes the kernel",
         "Not fused: layer low_rank: LoRA changes the kernel",
         "Not fused: layer quantized: it is quantised (int8)",
         "Not fused: layer renormed: renorm is on",

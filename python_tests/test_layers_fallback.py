@@ -11,6 +11,7 @@ from layer_cases import fused_counts, randomize
 from remapping import assert_same, values
 
 from tf_fused_ops import distribute, layers
+from tf_fused_ops.layers import conv
 from tf_fused_ops.layers import fused as fused_module
 
 
@@ -43,10 +44,10 @@ def check(told, layer, stock, reason, shape, side=False, **options):
         assert_same(layer(x, side, **options), activated(stock(x, **options) + side))
 
 
-def test_groups(told):
+def test_groups_on_another_device(told, monkeypatch):
+    monkeypatch.setattr(conv, "device_type", lambda _: "GPU")
     options = {"filters": 4, "kernel_size": 3, "groups": 2, "activation": "relu"}
     layer = layers.FusedConv2D(**options)
-    assert layer.supports_jit
     check(told, layer, keras.layers.Conv2D(**options), "2 groups", (1, 5, 5, 4), side=True)
 
 

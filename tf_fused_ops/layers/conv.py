@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from tf_fused_ops._devices import device_type
 from tf_fused_ops.layers.fused import FusedLayer, lora_or_quantized
 from tf_fused_ops.ops import conv2d_bias_act
 
@@ -14,9 +15,10 @@ class FusedConv2D(FusedLayer, keras.layers.Conv2D):
     activation(conv2d(inputs, kernel) + bias + side_input)
 
     Takes the arguments of `keras.layers.Conv2D` and has its weights in its order; `winograd=True`
-    allows Winograd's algorithm for 3x3 kernels, see `tf_fused_ops.conv2d_bias_act`. Grouped
-    convolutions and LoRA run stock ops; sigmoid, softmax and activations that the fused op does not
-    know follow it as an op of their own. The reason is in the log at TF_CPP_VMODULE=remapper=3.
+    allows Winograd's algorithm for 3x3 kernels, see `tf_fused_ops.conv2d_bias_act`. LoRA runs stock
+    ops, and grouped convolutions do but on the CPU; sigmoid, softmax and activations that the fused
+    op does not know follow it as an op of their own. The reason is in the log at
+    TF_CPP_VMODULE=remapper=3.
 
     Call arguments:
         inputs: Tensor (batch, height, width, channels), or (batch, channels, height, width) with
@@ -39,9 +41,13 @@ class FusedConv2D(FusedLayer, keras.layers.Conv2D):
         return {**super().get_config(), **({"winograd": True} if self.winograd else {})}
 
     def _never_fuses(self):
-        if self.groups != 1:
-            return f"the convolution has {self.groups} groups"
         return lora_or_quantized(self)
+
+    def _unsuited(self, inputs):
+        reason = super()._unsuited(inputs)
+        if reason is None and self.groups != 1 and device_type(inputs.device) != "CPU":
+            return f"the convolution has {self.groups} groups, which is fused on the CPU alone"
+        return reason
 
     def call(self, inputs, side_input=None):
         reason = self._objection(inputs)
