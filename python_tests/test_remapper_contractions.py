@@ -69,6 +69,7 @@ POSITIVE = {
     "conv1d": (conv1d(), SIGNAL, "conv1d_bias_silu"),
     "conv1d_strides": (conv1d(2, "VALID"), SIGNAL, "conv1d_bias_silu"),
     "conv1d_dilations": (conv1d(1, "SAME", 2), SIGNAL, "conv1d_bias_silu"),
+    "conv1d_groups": (conv1d(), [(2, 7, 6), *SIGNAL[1:]], "conv1d_bias_silu"),
     "product": (product(), ROWS, "batch_matmul_bias_tanh"),
     "product_rank_4": (product(), [(2, 1, 3, 7), *ROWS[1:]], "batch_matmul_bias_tanh"),
     "product_b": (product(transpose_b=True), [ROWS[0], (5, 7), (5,)], "batch_matmul_bias_tanh"),
@@ -190,13 +191,6 @@ NEGATIVE = {
         {},
         "conv1d_bias_relu",
         "is an output of the graph",
-    ),
-    "conv1d_grouped": (
-        conv1d(),
-        [(2, 7, 6), *SIGNAL[1:]],
-        {"act_silu": 1},
-        "conv1d_bias_silu",
-        "grouped convolution",
     ),
     "product_of_two_batches": (product(), [ROWS[0], (2, 7, 5), (5,)], {}, "batch", None),
     "product_and_broadcast_bias": (

@@ -156,8 +156,12 @@ def test_channels_that_come_first_are_left():
     assert "channels that come first" in refused({0: (2, 6, 9, 8)}, code)
 
 
-def test_grouped_convolutions_are_left():
-    assert "grouped" in refused({1: (3, 3, 3, 32)})
+def test_grouped_convolutions():
+    x, w, b, *vectors = values(SHAPES[0], (3, 3, 3, 32), *SHAPES[2:])
+    code, others = FUSED["bias_relu"]
+    compiled = function(code)
+    assert_same(compiled(x, w, b, *vectors), code(x, w, b, *vectors))
+    assert rule_counts(compiled) == {**others, RULE: 1}
 
 
 def test_other_devices_are_left(monkeypatch):

@@ -120,7 +120,7 @@ ARCHITECTURES = {
         "moments_batch_norm_silu": 39,
     },
     "ConvNeXtTiny": {
-        "conv2d_bias": 4,
+        "conv2d_bias": 22,
         "dense_bias": 18,
         "dense_bias_gelu_erf": 18,
         "matmul_bias": 1,

@@ -169,13 +169,6 @@ CASES = [
         {"conv2d_bias": 1},
     ),
     Case(
-        "conv_grouped",
-        lambda x, w, b: tf.nn.relu(conv(x, w, b)),
-        [(2, 6, 5, 6), (3, 3, 3, 4), (4,)],
-        "conv2d_bias_relu",
-        "grouped convolution",
-    ),
-    Case(
         "conv_bias_on_other_axis",
         lambda x, w, b: tf.nn.relu(tf.nn.conv2d(x, w, 1, "SAME") + b[:, None]),
         [(2, 6, 4, 3), (3, 3, 3, 4), (4,)],

@@ -19,6 +19,7 @@ SHAPES = {
     "act": [(6, 7)],
     "conv2d": CONV[:2],
     "conv2d_add": [*CONV[:2], (2, 6, 5, 4)],
+    "grouped_conv2d": [(2, 6, 5, 4), (3, 3, 2, 6)],
     "pad_conv2d": CONV[:2],
     "pad_conv2d_bias": CONV,
     "conv1d_bias": CONV1D,

@@ -36,10 +36,7 @@ class Conv2DBiasAct(ContractionBiasAct):
 
     def backward_variants(self, view, op):
         for added in self.added_backward(view, op.inputs[2]):
-            if op.type == "Conv2DBackpropFilter":
-                input, filters = op.inputs[0].shape, op.outputs[0].shape
-            else:
-                input, filters = op.outputs[0].shape, op.inputs[1].shape
+            input, filters = images(op)
             attrs = added | {name: op.get_attr(name) for name in Conv2DBiasAct.captured["Conv2D"]}
             channels_last = attrs["data_format"] == b"NHWC" or attrs["bias_op"] not in SUMS
             if input.rank == filters.rank == 4 and channels_last:
@@ -53,9 +50,10 @@ class Conv2DBiasAct(ContractionBiasAct):
 
     def scalable(self, attrs, shapes):
         # Windows stay inside the image, and the sizes of the result enter no constant.
-        *window, channels, _ = shapes["filters"]
+        window = shapes["filters"][:-2]
         fits = attrs["padding"] == b"SAME" or window == [1, 1]
-        grouped = shapes["input"][_channel_axis(attrs)] != channels
+        # Other sizes would not divide each other.
+        grouped = are_grouped(shapes["input"], shapes["filters"], attrs["data_format"])
         return fits and not grouped and attrs["bias_op"] not in SUMS
 
     def forward_attributes(self, match):
@@ -65,21 +63,58 @@ class Conv2DBiasAct(ContractionBiasAct):
     def attributes(self, match):
         return super().attributes(match) | {"winograd": match.attrs["winograd"]}
 
+    def label(self, match):
+        return "grouped " * is_grouped(match) + super().label(match)
+
     def check(self, match):
-        channels = match.operands["input"].shape[_channel_axis(match.attrs)]
-        filters = match.operands["filters"].shape
-        if channels is None or channels != filters[-2]:
-            return (
-                f"a grouped convolution, or its channels are not known: {channels} in the input, "
-                f"{filters[-2]} in the filters"
-            )
-        return super().check(match)
+        return _misfit(match) or super().check(match)
+
+
+def images(op):
+    """Returns the static shapes of input and filters of a stock convolution or gradient op."""
+    input, filters = {
+        "Conv2D": (op.inputs[0], op.inputs[1]),
+        "Conv2DBackpropInput": (op.outputs[0], op.inputs[1]),
+        "Conv2DBackpropFilter": (op.inputs[0], op.outputs[0]),
+    }[op.type]
+    return input.shape, filters.shape
+
+
+def are_grouped(input, filters, data_format):
+    """Returns whether static shapes are known to be those of a grouped convolution."""
+    if not input or not filters:
+        return False
+    channels, each = input[1 if data_format == b"NCHW" else -1], filters[-2]
+    return None not in (channels, each) and 0 < each < channels and channels % each == 0
+
+
+def is_grouped(match):
+    """Returns whether a matched convolution is known to be a grouped one."""
+    shapes = (match.operands[name].shape for name in Conv2DBiasAct.contraction)
+    return are_grouped(*shapes, match.attrs["data_format"])
+
+
+def _misfit(match):
+    """Returns why the channels of a matched convolution rule the fused op out, or None."""
+    channels = match.operands["input"].shape[_channel_axis(match.attrs)]
+    *_, each, filters = match.operands["filters"].shape
+    if channels is not None and channels == each:
+        return None
+    found = f"{channels} in the input, {each} in the filters"
+    if not is_grouped(match):
+        return f"its channels are not known or do not fit: {found}"
+    if device_type(match.nodes[0].device) != "CPU":
+        return f"a grouped convolution, which is fused on the CPU alone: {found}"
+    if filters is None or filters % (channels // each):
+        return f"a grouped convolution of {filters} filters in {channels // each} groups"
+    return None
 
 
 def fits_winograd(match):
     """Returns whether Winograd's algorithm can compute a matched convolution."""
     steps = {*match.attrs["strides"], *match.attrs["dilations"]}
-    return match.operands["filters"].shape[:2] == (3, 3) and steps == {1}
+    windows = match.operands["filters"].shape[:2]
+    return windows == (3, 3) and steps == {1} and not is_grouped(match)
 
 
 def _channel_axis(attrs):
@@ -107,6 +142,30 @@ class WinogradConv2D(Conv2DAct):
         if not fits_winograd(match):
             return "Winograd's algorithm is for 3x3 filters of stride and dilation 1"
         return super().check(match)
+
+
+class GroupedConv2D(Conv2DAct):
+    """conv2d(input, filters) in groups.
+
+    Stock has it on the CPU, too, but for some dtypes no gradient of it.
+    """
+
+    family = "grouped_conv2d"
+
+    def variants(self, view, anchor):
+        input, filters = view.inputs[anchor]
+        if are_grouped(input.shape, filters.shape, view.attr(anchor, "data_format")):
+            yield from super().variants(view, anchor)
+
+    def backward_variants(self, view, op):
+        if are_grouped(*images(op), view.attr(op, "data_format")):
+            yield from super().backward_variants(view, op)
+
+    def label(self, match):
+        return "grouped Conv2D"
+
+
+GROUPED = GroupedConv2D()
 
 
 class PadConv2DBiasAct(Conv2DBiasAct):

@@ -10,6 +10,7 @@ import functools
 import threading
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_def_library, op_def_registry
@@ -71,7 +72,8 @@ def emit(op_type, *inputs, name, **attrs):
         op_type: The registered name.
         *inputs: A tensor of that graph per input, a list of tensors where the input is a list.
         name: The op's name; a number is appended if it is taken.
-        **attrs: Its attributes, but those that follow from the inputs or have their default value.
+        **attrs: Its attributes, but those that follow from the inputs or have their default value;
+            values, or AttrValue protos.
 
     Returns:
         The outputs, by name; a list of outputs has one tensor or none.
@@ -101,7 +103,10 @@ def add(op_type, *inputs, name, **attrs):
         for op in graph._control_dependencies_for_inputs({tensor.op for tensor in flat}):
             pywrap_tf_session.TF_AddControlInput(new, op._c_op)
         for key, value in attrs.items():
-            proto = _attribute(op_type, key, tuple(value) if isinstance(value, list) else value)
+            if isinstance(value, attr_value_pb2.AttrValue):
+                proto = value.SerializeToString()
+            else:
+                proto = _attribute(op_type, key, tuple(value) if isinstance(value, list) else value)
             if proto is not None:
                 pywrap_tf_session.TF_SetAttrValueProto(new, key, proto)
         finished = pywrap_tf_session.TF_FinishOperation(new)

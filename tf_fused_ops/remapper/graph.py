@@ -240,6 +240,10 @@ class GraphView:
                     self.inputs[op] = op._inputs_val = (*inputs[:port], new, *inputs[port + 1 :])
                     self._before[op][port] = maker
             self._consumers[id(new)] += uses
+        self.replace_output(old, new)
+
+    def replace_output(self, old, new):
+        """Lets another tensor, or op, leave the graph where one does."""
         if self.is_fetched(old):
             places = self._fetched.pop(id(old))
             self._fetched[id(new)] += places

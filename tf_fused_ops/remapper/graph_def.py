@@ -4,6 +4,8 @@ written out again; so are the functions of its library: bodies of calls and cont
 
 import abc
 import contextlib
+import dataclasses
+import functools
 
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
@@ -38,6 +40,18 @@ class Transform(abc.ABC):
         """
 
 
+@dataclasses.dataclass(frozen=True)
+class _Function:
+    """A function of a library, as far as `compiled_convs` asks."""
+
+    cached_definition: object
+
+    @functools.cached_property
+    def graph(self):
+        """Its body."""
+        return function_def_to_graph.function_def_to_graph(self.cached_definition)
+
+
 class Remap(Transform):
     """The pass of the remapper."""
 
@@ -45,6 +59,7 @@ class Remap(Transform):
         self._options = options
         self._identify_gradient = custom_gradients.identify_in(source.library)
         self._pairs = forward_bodies.pairs(source)
+        self._functions = {f.signature.name: _Function(f) for f in source.library.function}
 
     def skip(self, definition):
         compiled = "_XlaMustCompile" in definition.attr and definition.attr["_XlaMustCompile"].b
@@ -55,7 +70,13 @@ class Remap(Transform):
         no_body = contextlib.nullcontext(forward_bodies.Beside())
         with forward_bodies.beside(graph, *pair) if pair else no_body as body:
             outputs, report = remap_graph(
-                graph, outputs, self._options, name, self._identify_gradient, body.withheld
+                graph,
+                outputs,
+                self._options,
+                name,
+                self._identify_gradient,
+                body.withheld,
+                find_function=self._functions.get,
             )
         report.refused = [r for r in report.refused if body.names.isdisjoint(r.nodes)]
         return outputs, report
@@ -134,15 +155,20 @@ def _aliases(old, new, listed, name=lambda tensor: tensor.name):
     """Yields nodes by which replaced tensors can still be had under their names.
 
     Args:
-        old: The tensors before; ops are not replaced.
+        old: The tensors and ops before.
         new: The same after.
         listed: Names of the nodes that are there.
         name: Says how a node calls one of its inputs.
     """
-    vanished = {}
+    vanished, awaited = {}, {}
     for before, after in zip(old, new, strict=True):
-        if after is not before and before.op.name not in listed:
+        if isinstance(before, tf.Operation):
+            if before.name not in listed:
+                awaited[before] = after
+        elif after is not before and before.op.name not in listed:
             vanished.setdefault(before.op, {})[before.value_index] = after
+    for op in awaited.keys() - vanished.keys():
+        yield node_def_pb2.NodeDef(name=op.name, op="NoOp", input=[f"^{awaited[op].name}"])
     for op, ports in vanished.items():
         # Ports that nobody asks for hold whatever is at hand.
         first = next(iter(ports.values()))
@@ -216,8 +242,7 @@ def _rewrite_function(definition, transform, kept):
     def name_of(tensor):
         return nested[tensor.name.removesuffix(":0")]
 
-    end = count + len(kept)
-    aliases = _aliases(fetched[count:end], replaced[count:end], listed, name_of)
+    aliases = _aliases(fetched[count:], replaced[count:], listed, name_of)
     result.node_def.extend(aliases)
     for argument, tensor in zip(definition.signature.output_arg, graph.outputs, strict=True):
         result.ret[argument.name] = name_of(tensor)

@@ -12,10 +12,10 @@ def hide(graph, ops, successors=None):
 
     Args:
         graph: A tf.Graph.
-        ops: Ops, consumers before producers.
-        successors: {one of `ops` without outputs: the op that does its work}. The latter is listed
-            in the place of the first of the former, since order is what tells TensorFlow which
-            effects come first. Whoever comes to wait for one of these, say to return the variable
+        ops: Ops, consumers before producers; what is hidden already may be in another place now.
+        successors: {one of `ops`: the op that takes effect in its stead}. The latter is listed in
+            the place of the first of the former, since order is what tells TensorFlow which effects
+            come first. Whoever comes to wait for one of these, say to return the variable
             that it has changed, waits for the latter.
     """
     hidden = getattr(graph, "_tfo_hidden", None)
@@ -41,12 +41,15 @@ def hide(graph, ops, successors=None):
                     unused.add(op)
             first = {new: old for old, new in reversed(graph._tfo_successors.items())}
             placed = {old: new for new, old in first.items()}
-            listed = (placed.get(op, op) for op in all_operations(graph) if op not in first)
+            listed = []
+            for op in all_operations(graph):
+                if op not in first:
+                    listed += [placed[op], op] if op in placed else [op]
             return [op for op in listed if op not in unused]
 
         graph.get_operations = get_operations
     # Later rewrites replace ops that consume what earlier ones left, so they come first.
-    hidden[:0] = ops
+    hidden[:] = dict.fromkeys([*ops, *hidden])
     graph._tfo_successors |= successors or {}
 
 

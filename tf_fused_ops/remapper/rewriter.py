@@ -15,6 +15,7 @@ import time
 import tensorflow as tf
 
 from tf_fused_ops.remapper import (
+    compiled_convs,
     conv_moments,
     custom_gradients,
     emission,
@@ -79,6 +80,7 @@ def remap_graph(
     identify_gradient=custom_gradients.identify,
     withheld=(),
     in_program_order=False,
+    find_function=None,
 ):
     """Rewrites a graph in place.
 
@@ -92,6 +94,7 @@ def remap_graph(
         withheld: Tensors that fused ops must not read.
         in_program_order: Whether the ops were made in the order in which they take effect, and get
             control dependencies that keep it only later.
+        find_function: What `compiled_convs.inline` finds functions by, if not the graph's own.
 
     Returns:
         (outputs, each replaced by its fused counterpart if it has one; Report).
@@ -99,7 +102,8 @@ def remap_graph(
     start = time.perf_counter()
     options = options or RemapOptions()
     view = functools.partial(GraphView, identify_gradient=identify_gradient, withheld=withheld)
-    rewriter = _Rewriter(graph, outputs, options, name or graph.name, view)
+    find_function = find_function or graph._get_function
+    rewriter = _Rewriter(graph, outputs, options, name or graph.name, view, find_function)
     with _collector_paused():
         outputs, report = rewriter.run(in_program_order)
         # So that there is little to look through when the collector goes on.
@@ -111,12 +115,13 @@ def remap_graph(
 class _Rewriter:
     """The state of one run over one graph."""
 
-    def __init__(self, graph, outputs, options, name, make_view):
+    def __init__(self, graph, outputs, options, name, make_view, find_function):
         self.graph = graph
         self.outputs = list(outputs)
         self.report = Report(name)
         self._options = options
         self._make_view = make_view
+        self._find_function = find_function
         self._gradient_ops = rules.by_gradient_op(options.added_rules)
         self._groups = {}
         self._refused = {}
@@ -130,15 +135,23 @@ class _Rewriter:
         begins = self._gradient_ops.keys() | self._anchors(False) | self._anchors(True)
         updates = variable_updates.ANCHORS if in_program_order else ()
         begins |= set(updates)
-        if not any(op.type in begins for op in self.graph.get_operations()):
+        if not any(
+            op.type in begins or compiled_convs.is_compiled_call(op)
+            for op in self.graph.get_operations()
+        ):
             return self.outputs, self.report
         self.view = self._make_view(self.graph, self.outputs)
         with emission.outside(self.graph):
+            calls, inlined = compiled_convs.inline(self.view, self._options, self._find_function)
+            if calls:
+                self.view = self._make_view(self.graph, self.view.outputs)
             while self._sweep() or self._sweep_backward():
                 pass
             self.view.bury()
             while self._sweep(last=True):
                 pass
+            for op in filter(self.view.is_live, inlined):
+                self._fuse_alone(op)
             for anchor in self._upwards(updates):
                 self._try_update(anchor)
         self.outputs = self.view.outputs
@@ -146,8 +159,9 @@ class _Rewriter:
             if all(map(self.view.is_live, candidate.nodes)):
                 self._refuse(candidate, reason)
         self.report.refused = list(self._refused.values())
-        if self.report.fused:
-            hiding.hide(self.graph, self.view.leftovers(), self._successors)
+        if self.report.fused or calls:
+            # Calls read what is replaced now.
+            hiding.hide(self.graph, [*calls, *self.view.leftovers()], self._successors)
         return self.outputs, self.report
 
     def _anchors(self, last):
@@ -263,6 +277,18 @@ class _Rewriter:
         self.view.adopt(fused, replaced[0])
         self._successors |= dict.fromkeys(replaced, fused)
         self._record(candidate, (message,), (fused.name,), 0)
+
+    def _fuse_alone(self, op):
+        """Replaces an inlined op that no rule has taken and that stock has no kernel for."""
+        self.view.remove([op])
+        with emission.emitting(op, op.control_inputs):
+            tensor, name, message = compiled_convs.fuse_alone(op)
+        swap(self.view, [(op.outputs[0], tensor)])
+        log.vlog(log.FUSION, message)
+        gradients, origin = int(op.type != "Conv2D"), source.Origin(op)
+        self.report.fused.append(
+            Fusion(name, (op.name,), (tensor.op.name,), (message,), gradients, origin)
+        )
 
     def _record(self, candidate, messages, fused, gradients):
         """Puts a replacement into the log and the report."""

@@ -66,6 +66,7 @@ def _table():
                     yield chain(activation, spelling, cores[chain])
             elif chain not in _BARE:
                 yield cores[chain]
+    yield convolution.GROUPED
     yield conv_moments.CONV_MOMENTS
     yield max_pool.ReluMaxPool()
     for activation in spellings.ACTIVATIONS:
