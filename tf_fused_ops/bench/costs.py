@@ -72,7 +72,7 @@ def _contraction(case, mode, macs, x, w, y):
 def _(case: ConvCase, mode):
     height, width = case.output_image()
     pixels = case.batch * height * width
-    filters = math.prod(case.kernel) * case.cin * case.cout
+    filters = math.prod(case.kernel) * case.cin // case.groups * case.cout
     x = case.batch * math.prod(case.image) * case.cin
     return _contraction(case, mode, pixels * filters, x, filters, pixels * case.cout)
 

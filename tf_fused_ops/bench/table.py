@@ -49,6 +49,7 @@ def _both(family, *shapes, **fields):
 _RULES = {
     **_both("conv2d", _IMAGES, _FILTERS, macs=_CONV_MACS),
     **_rule("conv2d_bias_add", _IMAGES, _FILTERS, _CHANNELS, macs=_CONV_MACS),
+    **_rule("grouped_conv2d", _IMAGES, (3, 3, 16, 128), macs=_CONV_MACS // 8, act="none"),
     **_rule("pad_conv2d", _IMAGES, _FILTERS, result=(8, 14, 14, 128), macs=_CONV_MACS // 4),
     **_rule(
         "pad_conv2d_bias",
@@ -129,6 +130,8 @@ _RULES = {
         for act in ("gelu_erf", "gelu_tanh", "silu", "mish", "hard_swish")
     },
 }
+# A chain of one op never has to stay.
+_ONE_OP = "grouped_conv2d"
 # Those whose backward pass is timed alone, too; of these two the other groups have the whole.
 _ALONE = {
     **_rule("conv2d_bias", _IMAGES, _FILTERS, _CHANNELS, macs=_CONV_MACS),
@@ -138,7 +141,7 @@ _ALONE = {
     **{
         name: case
         for name, case in _RULES.items()
-        if "batch_norm" not in name and case.modes == MODES
+        if "batch_norm" not in name and case.modes == MODES and case.family != _ONE_OP
     },
 }
 GROUPS = {
@@ -179,6 +182,13 @@ GROUPS = {
         "matmul_skinny": MatMulCase(m=8, k=768, n=3072, act="gelu_tanh"),
         "matmul_tall": MatMulCase(m=50_000, k=100, n=17, act="gelu_erf"),
         "batch_norm_tiny": BatchNormCase((2, 7, 7), 17),
+    },
+    "groups": {
+        "conv7x7_depthwise": ConvCase(8, (56, 56), 96, 96, (7, 7), groups=96, act="none"),
+        "conv3x3_depthwise": ConvCase(8, (56, 56), 144, 144, groups=144),
+        "conv3x3_groups_of_4": ConvCase(8, (56, 56), 128, 128, groups=32),
+        "conv3x3_groups_of_24": ConvCase(8, (28, 28), 192, 192, groups=8),
+        "conv3x3_2_groups": ConvCase(8, (28, 28), 128, 128, groups=2),
     },
     "rules": _RULES | _alone(_ALONE),
     "model": {"resnet50": ResNet50Case()},

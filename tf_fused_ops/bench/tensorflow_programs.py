@@ -267,6 +267,7 @@ def _conv_batch_norm(op):
 _FAMILIES = {
     "act": lambda x: x,
     "conv2d": _conv,
+    "grouped_conv2d": _conv,
     "pad_conv2d": _pad_conv,
     "pad_conv2d_bias": lambda x, w, b: tf.nn.bias_add(_pad_conv(x, w), b),
     "conv2d_bias": lambda x, w, b: tf.nn.bias_add(_conv(x, w), b),

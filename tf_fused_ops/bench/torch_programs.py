@@ -141,7 +141,8 @@ def _(case: ConvCase):
     def forward(x, w, b):
         if not even:
             x = F.pad(x, [*pads[1], *pads[0]])
-        return _ACTIVATIONS[case.act](F.conv2d(x, w, b, case.strides, padding, case.dilations))
+        y = F.conv2d(x, w, b, case.strides, padding, case.dilations, case.groups)
+        return _ACTIVATIONS[case.act](y)
 
     return Program(forward, [image, filters, AS_IS], image)
 
