@@ -1,8 +1,8 @@
 #include "cc/core/batch_norm.h"
-#include "cc/core/depthwise.h"
 #include "cc/core/few_channels.h"
 #include "cc/core/few_rows.h"
 #include "cc/core/groups.h"
+#include "cc/core/small_groups.h"
 #include "cc/core/storage.h"
 #include "cc/core/winograd.h"
 
@@ -18,7 +18,7 @@ enum class Algorithm {
   kFewColumns,
   kFewChannels,
   kWinograd,
-  kDepthwise
+  kSmallGroups
 };
 
 template <class T>
@@ -37,7 +37,7 @@ bool PlanForward(const ConvForwardArgs& args, const ConvShape& s,
   ForwardTaps(s, &taps);
   out->correlation = {
       InputWindows<T>(s, args.input, taps),
-      IsDepthwise(s) ? s.groups : s.out_c,
+      s.out_c,
       static_cast<const T*>(args.filters),
       FilterMapOf(s),
       {static_cast<T*>(args.y), static_cast<T*>(args.pre_activation),
@@ -47,7 +47,7 @@ bool PlanForward(const ConvForwardArgs& args, const ConvShape& s,
                       s.output_channels_first),
        static_cast<const T*>(args.scale)}};
   const Correlation<T>& c = out->correlation;
-  out->algorithm = IsDepthwise(s) ? Algorithm::kDepthwise
+  out->algorithm = HasSmallGroups<T>(s) ? Algorithm::kSmallGroups
                    : args.winograd && WinogradPays(s, c.x, s.out_c)
                        ? Algorithm::kWinograd
                    : HasFewRows(c)     ? Algorithm::kFewRows
@@ -62,8 +62,8 @@ bool PlanForward(const ConvForwardArgs& args, const ConvShape& s,
 }
 
 template <class T>
-bool Compute(const ForwardPass<T>& pass, const Parallel& parallel,
-             const Scratch& scratch) {
+bool Compute(const ForwardPass<T>& pass, const ConvShape& s,
+             const Parallel& parallel, const Scratch& scratch) {
   const Correlation<T>& c = pass.correlation;
   switch (pass.algorithm) {
     case Algorithm::kTiles:
@@ -76,8 +76,8 @@ bool Compute(const ForwardPass<T>& pass, const Parallel& parallel,
       return CorrelateFewChannels(c, parallel, scratch);
     case Algorithm::kWinograd:
       return CorrelateByWinograd(c, parallel, scratch);
-    case Algorithm::kDepthwise:
-      return CorrelateDepthwise(c, parallel, scratch);
+    case Algorithm::kSmallGroups:
+      return CorrelateSmallGroups(c, s, parallel, scratch);
   }
   return false;
 }
@@ -98,7 +98,7 @@ bool ForwardOutputs(const ConvForwardArgs& args, const Parallel& parallel,
     c.moments = *mean;
     *mean = nullptr;
   }
-  return Compute(pass, parallel, scratch);
+  return Compute(pass, s, parallel, scratch);
 }
 
 template <class T>
@@ -107,7 +107,7 @@ bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
   const ConvShape& s = args.shape;
   const std::int64_t channels = s.OutputChannels();
   double* mean = args.moments == nullptr ? nullptr : args.moments + channels;
-  if (s.groups == 1 || IsDepthwise(s)) {
+  if (s.groups == 1 || HasSmallGroups<T>(s)) {
     if (!ForwardOutputs<T>(args, parallel, scratch, &mean)) return false;
   } else {
     double* none = nullptr;

@@ -1,9 +1,8 @@
-#include "cc/core/depthwise.h"
-#include "cc/core/depthwise_filter_gradient.h"
 #include "cc/core/few_channels.h"
 #include "cc/core/few_rows.h"
 #include "cc/core/filter_gradient.h"
 #include "cc/core/groups.h"
+#include "cc/core/small_groups_filter_gradient.h"
 #include "cc/core/storage.h"
 #include "cc/core/winograd.h"
 #include "cc/core/winograd_filter_gradient.h"
@@ -102,7 +101,7 @@ bool InputGradientInPhases(const InputGradientOperands<T>& g,
       InputGradientTaps(s, phase_h, phase_w, grid_h, grid_w, &taps);
       const Correlation<T> c{{g.dz, g.dz_map, s.batch, s.out_h, s.out_w,
                               s.out_c, taps, 1, 1, grid_h, grid_w},
-                             IsDepthwise(s) ? s.groups : s.in_c,
+                             s.in_c,
                              g.filters,
                              g.filter_map,
                              {g.dx + g.x_map.Offset(0, phase_h, phase_w),
@@ -113,7 +112,8 @@ bool InputGradientInPhases(const InputGradientOperands<T>& g,
                               0,
                               {g.x_map.batch, g.x_map.h * s.stride_h,
                                g.x_map.w * s.stride_w, g.x_map.c}}};
-      if (!(IsDepthwise(s)  ? CorrelateDepthwise(c, parallel, scratch)
+      if (!(HasSmallGroupsBackwards<T>(s)
+                ? CorrelateSmallGroups(c, s, parallel, scratch)
             : HasFewRows(c) ? CorrelateFewRows(c, parallel, scratch)
             : g.winograd && WinogradPays(s, c.x, s.in_c)
                 ? CorrelateByWinograd(c, parallel, scratch)
@@ -207,8 +207,8 @@ bool HasFewColumns(const FilterGradient<T>& g) {
 template <class T>
 bool FilterGradients(FilterGradient<T> g, bool winograd,
                      const Parallel& parallel, const Scratch& scratch) {
-  if (IsDepthwise(g.shape))
-    return DepthwiseFilterGradient(g, parallel, scratch);
+  if (HasSmallGroups<T>(g.shape))
+    return SmallGroupsFilterGradient(g, parallel, scratch);
   const bool few_columns = HasFewColumns(g);
   if (few_columns || ExchangesOperands(g)) {
     if (!(few_columns ? CorrelateFewRows(OfFewRows(g), parallel, scratch)
@@ -226,7 +226,7 @@ bool FilterGradients(FilterGradient<T> g, bool winograd,
              : ComputeFilterGradient(g, parallel, scratch);
 }
 
-// All gradients, of one group or of those that are computed together.
+// All gradients, of one group or of all that are computed together.
 template <class T>
 bool Gradients(const ConvGradientArgs& args, const Parallel& parallel,
                const Scratch& scratch) {
@@ -253,7 +253,7 @@ bool Gradients(const ConvGradientArgs& args, const Parallel& parallel,
                         static_cast<T*>(args.filters_gradient),
                         static_cast<T*>(args.bias_gradient),
                         static_cast<T*>(args.side_input_gradient)};
-    if (wants_input && !IsDepthwise(s) && !HasFewColumns(g) &&
+    if (wants_input && s.groups == 1 && !HasFewColumns(g) &&
         JoinsInputGradient(g)) {
       g.input_gradient = static_cast<T*>(args.input_gradient);
       g.filters = static_cast<const T*>(args.filters);
@@ -280,12 +280,19 @@ bool Gradients(const ConvGradientArgs& args, const Parallel& parallel,
 template <class T>
 bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
               const Scratch& scratch) {
-  if (args.shape.groups == 1 || IsDepthwise(args.shape))
-    return Gradients<T>(args, parallel, scratch);
+  const ConvShape& s = args.shape;
+  if (s.groups == 1) return Gradients<T>(args, parallel, scratch);
   const auto group = [&](const ConvGradientArgs& one, const Scratch& own) {
     return Gradients<T>(one, parallel, own);
   };
-  return ForGroups<T>(args, scratch, group);
+  ConvGradientArgs input = args, sums = args;
+  input.filters_gradient = input.bias_gradient = nullptr;
+  input.side_input_gradient = nullptr;
+  sums.input_gradient = nullptr;
+  return (HasSmallGroups<T>(s) ? Gradients<T>(sums, parallel, scratch)
+                               : ForGroups<T>(sums, scratch, group)) &&
+         (HasSmallGroupsBackwards<T>(s) ? Gradients<T>(input, parallel, scratch)
+                                        : ForGroups<T>(input, scratch, group));
 }
 
 }  // namespace

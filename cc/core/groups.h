@@ -8,11 +8,6 @@
 namespace tfo::TFO_ISA {
 namespace {
 
-// Whether every channel is a group of its own.
-TFO_INLINE bool IsDepthwise(const ConvShape& s) {
-  return s.groups > 1 && s.in_c == 1 && s.out_c == 1;
-}
-
 // The first elements of a group, relative to those of the tensors.
 struct GroupOffsets {
   std::int64_t input, output, channel;

@@ -1,0 +1,312 @@
+// Convolutions whose groups are parts of a vector, among them those whose
+// channels are groups of their own. Neighbouring output channels fill the
+// vectors; what they see of the image is gathered, zero beyond the edge, and
+// every tap is a multiply-add of a vector of it for each of a group's channels.
+#ifndef TFO_CC_CORE_SMALL_GROUPS_H_
+#define TFO_CC_CORE_SMALL_GROUPS_H_
+
+#include "cc/core/correlate.h"
+#include "cc/core/counts.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+// What is gathered at a time.
+constexpr std::int64_t kPlaneBytes = 384 << 10;
+// Sums of neighbouring pixels, as many as leave registers for a vector of
+// filters and one of the image.
+#if defined(__AVX512F__)
+constexpr int kPixelsTogether = 14;
+#else
+constexpr int kPixelsTogether = 12;
+#endif
+
+// So many groups of `in` channels of the source and `out` of the output.
+struct Groups {
+  std::int64_t count, in, out;
+
+  std::int64_t Outputs() const { return count * out; }
+  // The source's channels begin here for an output channel that begins a group.
+  std::int64_t Source(std::int64_t output) const { return output / out * in; }
+
+  // Whether they lie in vectors as this file wants them to.
+  template <class A>
+  bool AreSmall() const {
+    return count > 1 && in >= 1 && in <= out && out <= kLanes<A> &&
+           kLanes<A> % out == 0;
+  }
+};
+
+// Whether all groups are computed together: the output and the filter gradient,
+// and the input gradient.
+template <class T>
+bool HasSmallGroups(const ConvShape& s) {
+  return Groups{s.groups, s.in_c, s.out_c}.AreSmall<Accumulator<T>>();
+}
+template <class T>
+bool HasSmallGroupsBackwards(const ConvShape& s) {
+  return Groups{s.groups, s.out_c, s.in_c}.AreSmall<Accumulator<T>>();
+}
+
+// Which elements of a vector of the source meet the `channel`-th filters of
+// their groups.
+template <class A>
+TFO_INLINE IntVec<A> SpreadIndices(const Groups& g, std::int64_t channel) {
+  IntVec<A> indices{};
+  for (int l = 0; l < kLanes<A>; ++l)
+    indices[l] =
+        static_cast<typename IntegerOf<A>::type>(l / g.out * g.in + channel);
+  return indices;
+}
+
+template <bool kSpread, class A>
+TFO_INLINE Vec<A> LoadSpread(const A* from, IntVec<A> indices) {
+  const Vec<A> v = Load(from);
+  return kSpread ? __builtin_shuffle(v, indices) : v;
+}
+
+// How an image is cut: into portions of output channels, each in bands.
+struct PlanePlan {
+  std::int64_t portion, portions;  // output channels, whole panels
+  std::int64_t pitch;              // elements between gathered pixels
+  Bands bands;
+  std::int64_t num_bands;  // of all images
+  std::int64_t wanted;     // tasks that are worth it
+
+  std::int64_t RowPitch() const { return bands.source_columns * pitch; }
+  // The last vector may reach beyond the last pixel.
+  template <class A>
+  std::int64_t Size() const {
+    return bands.source_rows * RowPitch() + kLanes<A>;
+  }
+  Range PortionAt(std::int64_t index, std::int64_t outputs) const {
+    const std::int64_t begin = index % portions * portion;
+    return {begin, Min(begin + portion, outputs)};
+  }
+};
+
+// A function of the shape alone.
+template <class T>
+PlanePlan PlanPlanes(const Windows<T>& x, const Groups& g) {
+  using A = Accumulator<T>;
+  constexpr int lanes = kLanes<A>;
+  PlanePlan p;
+  const std::int64_t image = x.grid_h * x.grid_w;
+  const std::int64_t work = x.taps.count * g.in * g.Outputs();
+  p.wanted = Max(Min(x.batch * image * work / kTaskWork, kWantedTasks), 1);
+  const std::int64_t reach_h = x.taps.max_h - x.taps.min_h,
+                     reach_w = x.taps.max_w - x.taps.min_w;
+  // Neighbouring bands gather the rows that both read anew, so that there
+  // should be as many others.
+  const std::int64_t pixels =
+      (2 * reach_h + x.stride_h) * ((x.grid_w - 1) * x.stride_w + reach_w + 1);
+  const std::int64_t fitting = static_cast<std::int64_t>(
+      kPlaneBytes / sizeof(A) / Max(pixels, 1) / lanes * lanes);
+  p.portion = EvenPart(NumPanels<A>(g.Outputs()),
+                       Max(fitting / g.in * g.out / kTileColumns<A>, 1)) *
+              kTileColumns<A>;
+  p.portions = CeilDiv(g.Outputs(), p.portion);
+  // An odd number of vectors, so that pixels do not fall into the same few sets
+  // of the first-level cache.
+  p.pitch =
+      (CeilDiv(Min(g.Source(p.portion), g.count * g.in), lanes) | 1) * lanes;
+  const std::int64_t per_image = CeilDiv(p.wanted, x.batch * p.portions);
+  p.bands = CutIntoBands(x, p.pitch,
+                         Max(CeilDiv(image, per_image), 2 * reach_h * x.grid_w),
+                         kPlaneBytes / sizeof(A) * sizeof(Operand<T>));
+  p.num_bands = x.batch * p.bands.down * p.bands.across;
+  return p;
+}
+
+// A band of an image: grid rows [i, i + rows) and columns [j, j + columns).
+struct PlaneBand {
+  std::int64_t n, i, j, rows, columns;
+
+  template <class T>
+  PlaneBand(const Windows<T>& x, const Bands& bands, std::int64_t index)
+      : n(index / bands.across / bands.down),
+        i(index / bands.across % bands.down * bands.rows),
+        j(index % bands.across * bands.columns),
+        rows(Min(bands.rows, x.grid_h - i)),
+        columns(Min(bands.columns, x.grid_w - j)) {}
+};
+
+// Memory for a plane of each worker, in which nothing is a subnormal number
+// that only fills vectors up; null when scratch memory ran out.
+template <class A>
+A* AllocatePlanes(std::int64_t size, int workers, const Scratch& scratch) {
+  A* const planes = scratch.Allocate<A>(size * workers);
+  if (planes != nullptr) Zero(planes, size * workers);
+  return planes;
+}
+
+// Brings what the windows of a band see of the channels of `outputs` into `to`.
+template <class T>
+void GatherPlane(const Windows<T>& x, const PlaneBand& band, const Groups& g,
+                 const Range& outputs, const PlanePlan& plan,
+                 Accumulator<T>* to) {
+  const std::int64_t first = g.Source(outputs.begin);
+  const Box box{band.i * x.stride_h + x.taps.min_h,
+                band.j * x.stride_w + x.taps.min_w,
+                first,
+                plan.bands.source_rows,
+                plan.bands.source_columns,
+                g.Source(outputs.end) - first};
+  Gather(x.source, x.map, band.n, x.height, x.width, box, to, plan.pitch,
+         plan.RowPitch());
+}
+
+// Where a tap lies, from pixel (min_h, min_w) on.
+TFO_INLINE std::int64_t PlaneOffset(const TapList& taps, const Tap& tap,
+                                    const PlanePlan& plan) {
+  return (tap.h - taps.min_h) * plan.RowPitch() +
+         (tap.w - taps.min_w) * plan.pitch;
+}
+
+// The filters of small groups, [vector, tap, channel of the group, lane].
+template <class T>
+struct SpreadFilters {
+  using A = Accumulator<T>;
+
+  std::int64_t vector_pitch, tap_pitch;
+  A* data;
+
+  // `group_stride`: from the filters of a group to the next. False when scratch
+  // memory ran out.
+  bool Pack(const Correlation<T>& c, const Groups& g, std::int64_t group_stride,
+            const Scratch& scratch) {
+    constexpr int lanes = kLanes<A>;
+    const TapList& taps = c.x.taps;
+    const FilterMap& map = c.filter_map;
+    const std::int64_t vectors = CeilDiv(g.Outputs(), lanes);
+    const bool together =
+        group_stride == g.out && (map.column == 1 || g.out == 1);
+    tap_pitch = g.in * lanes;
+    vector_pitch = taps.count * tap_pitch;
+    data = scratch.Allocate<A>(vectors * vector_pitch);
+    if (data == nullptr) return false;
+    for (std::int64_t t = 0; t < taps.count; ++t) {
+      for (std::int64_t k = 0; k < g.in; ++k) {
+        const T* const from =
+            c.filters + taps.taps[t].filter * map.matrix + k * map.row;
+        for (std::int64_t v = 0; v < vectors; ++v) {
+          const std::int64_t first = v * lanes;
+          const int n = static_cast<int>(Min(g.Outputs() - first, lanes));
+          A* const to = data + v * vector_pitch + t * tap_pitch + k * lanes;
+          if (together) {
+            Store(to, LoadAsPartial(from + first, n));
+            continue;
+          }
+          Store(to, Vec<A>{});
+          for (int l = 0; l < n; ++l)
+            to[l] = LoadOne(from + (first + l) / g.out * group_stride +
+                            (first + l) % g.out * map.column);
+        }
+      }
+    }
+    return true;
+  }
+};
+
+// Sums of kPixels neighbouring windows, `distance` elements apart, over `count`
+// taps, into rows of a tile.
+template <int kPixels, bool kSpread, class A>
+TFO_INLINE void SumTaps(const A* from, std::int64_t distance,
+                        const std::int64_t* offsets, std::int64_t count,
+                        const A* filters, std::int64_t channels,
+                        const IntVec<A>* indices, A* tile) {
+  Vec<A> sums[kPixels] = {};
+  for (std::int64_t t = 0; t < count; ++t) {
+    const A* const at = from + offsets[t];
+    for (std::int64_t k = 0; k < channels; ++k, filters += kLanes<A>) {
+      const Vec<A> filter = Load(filters);
+      const IntVec<A> spread = indices[k];
+#pragma GCC unroll 16
+      for (int i = 0; i < kPixels; ++i)
+        sums[i] += LoadSpread<kSpread>(at + i * distance, spread) * filter;
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kPixels; ++i) Store(tile + i * kTileColumns<A>, sums[i]);
+}
+
+// As `Correlate` does for one group; `s` is the shape of the convolution of
+// which this is the forward direction or the input gradient.
+template <class T>
+bool CorrelateSmallGroups(const Correlation<T>& c, const ConvShape& s,
+                          const Parallel& parallel, const Scratch& scratch) {
+  using A = Accumulator<T>;
+  constexpr int lanes = kLanes<A>, kColumns = kTileColumns<A>;
+  const Windows<T>& x = c.x;
+  const Groups g{s.groups, x.channels, c.out_channels};
+  if (x.batch * x.grid_h * x.grid_w == 0) return true;
+  const PlanePlan p = PlanPlanes(x, g);
+  const TapList& taps = x.taps;
+  auto* const offsets = scratch.Allocate<std::int64_t>(taps.count);
+  A* const own = AllocatePlanes<A>(p.Size<A>(), parallel.num_workers, scratch);
+  SpreadFilters<T> filters;
+  if (offsets == nullptr || own == nullptr ||
+      !filters.Pack(c, g, s.out_c, scratch)) {
+    return false;
+  }
+  for (std::int64_t t = 0; t < taps.count; ++t)
+    offsets[t] = PlaneOffset(taps, taps.taps[t], p);
+  IntVec<A> indices[lanes];
+  for (std::int64_t k = 0; k < g.in; ++k) indices[k] = SpreadIndices<A>(g, k);
+  Epilogue<T> epilogue = c.epilogue;
+  epilogue.stream =
+      epilogue.ShouldStream(x.batch * x.grid_h * x.grid_w * g.Outputs());
+
+  auto task = [&](std::int64_t index, int worker) {
+    const Range outputs = p.PortionAt(index, g.Outputs());
+    const PlaneBand band(x, p.bands, index / p.portions);
+    A* const plane = own + worker * p.Size<A>();
+    GatherPlane(x, band, g, outputs, p, plane);
+    A tile[kPixelsTogether * kColumns];
+    const EvenParts parts(band.columns, kPixelsTogether);
+    const std::int64_t distance = x.stride_w * p.pitch;
+    for (std::int64_t i = 0; i < band.rows; ++i) {
+      const Range inside = Inside((band.i + i) * x.stride_h + taps.min_h,
+                                  taps.RowStep(), taps.rows, x.height);
+      const std::int64_t first = inside.begin * taps.PerRow();
+      const std::int64_t count = (inside.end - inside.begin) * taps.PerRow();
+      const A* const row = plane + i * x.stride_h * p.RowPitch();
+      for (std::int64_t part = 0; part < parts.count(); ++part) {
+        const std::int64_t j = parts.Begin(part);
+        for (std::int64_t k = outputs.begin; k < outputs.end; k += kColumns) {
+          const std::int64_t columns = Min(outputs.end - k, kColumns);
+          for (std::int64_t l = 0; l < columns; l += lanes) {
+            const A* const from =
+                row + j * distance + g.Source(k + l - outputs.begin);
+            const A* const filter = filters.data +
+                                    (k + l) / lanes * filters.vector_pitch +
+                                    first * filters.tap_pitch;
+            WithCount<kPixelsTogether>(
+                parts.Size(part), [&](auto pixels) TFO_INLINE_LAMBDA {
+                  constexpr int kPixels = decltype(pixels)::value;
+                  const auto sum = g.out == 1 ? &SumTaps<kPixels, false, A>
+                                              : &SumTaps<kPixels, true, A>;
+                  sum(from, distance, offsets + first, count, filter, g.in,
+                      indices, tile + l);
+                });
+          }
+          WriteTile(epilogue,
+                    epilogue.map.Offset(band.n, band.i + i, band.j + j), k,
+                    tile, static_cast<int>(parts.Size(part)),
+                    static_cast<int>(columns));
+        }
+      }
+    }
+    if (epilogue.stream) FlushStores();
+  };
+  ParallelFor(parallel, p.num_bands * p.portions,
+              p.bands.rows * p.bands.columns * CeilDiv(p.portion, lanes) *
+                  (taps.count * g.in + 2),
+              task);
+  return true;
+}
+
+}  // namespace
+}  // namespace tfo::TFO_ISA
+
+#endif  // TFO_CC_CORE_SMALL_GROUPS_H_
