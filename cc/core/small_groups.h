@@ -221,9 +221,11 @@ TFO_INLINE void SumTaps(const A* from, std::int64_t distance,
     for (std::int64_t k = 0; k < channels; ++k, filters += kLanes<A>) {
       const Vec<A> filter = Load(filters);
       const IntVec<A> spread = indices[k];
+      // Not hoisted: there are no registers for so many distances.
+      const A* pixel = at;
 #pragma GCC unroll 16
-      for (int i = 0; i < kPixels; ++i)
-        sums[i] += LoadSpread<kSpread>(at + i * distance, spread) * filter;
+      for (int i = 0; i < kPixels; ++i, pixel += distance)
+        sums[i] += LoadSpread<kSpread>(pixel, spread) * filter;
     }
   }
 #pragma GCC unroll 16
