@@ -33,11 +33,12 @@ def conv_problem(module, case):
         pads=tuple(before for before, _ in case.pads()),
         input_channels_first=case.layout == "NCHW",
         output_channels_first=case.layout == "NCHW",
+        groups=case.groups,
     )
     return Problem(
         shape,
         case.ordered(case.batch, case.image, case.cin),
-        [*case.kernel, case.cin, case.cout],
+        [*case.kernel, case.cin // case.groups, case.cout],
         case.ordered(case.batch, case.output_image(), case.cout),
         case.cout,
     )

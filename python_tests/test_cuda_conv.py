@@ -67,6 +67,16 @@ def test_random_shapes(case, seed):
 
 
 @BACKENDS
+def test_groups_are_refused(name):
+    run, case = Launchers(backend(name)), cases.ConvCase(cin=4, cout=6, groups=2)
+    x, filters, bias, _, dy = arrays(case, with_dy=True)
+    with pytest.raises(RuntimeError, match="groups are not computed on the GPU"):
+        run.forward(case, x, filters, bias, None)
+    with pytest.raises(RuntimeError, match="groups are not computed on the GPU"):
+        run.gradients(case, dy, x, filters, dy)
+
+
+@BACKENDS
 @pytest.mark.parametrize("layout", cases.LAYOUTS)
 @pytest.mark.parametrize("act", ["none", "relu", "silu"])
 def test_pre_activation(act, layout, name):

@@ -43,8 +43,9 @@ Sentences Forward(const ConvShape& shape, const py::object& input_object,
   array("input", input_object, InputShape(shape));
   const Array filters = array("filters", filters_object, FilterShape(shape));
   const Array y = array("y", y_object, output);
-  const Array scale = array("scale", scale_object, {shape.out_c}, true);
-  const Array bias = array("bias", bias_object, {shape.out_c}, true);
+  const Array scale =
+      array("scale", scale_object, {shape.OutputChannels()}, true);
+  const Array bias = array("bias", bias_object, {shape.OutputChannels()}, true);
   const Array side_input = array("side_input", side_input_object, output, true);
   const Array pre_activation =
       array("pre_activation", pre_activation_object, output, true);
@@ -81,8 +82,8 @@ Sentences Gradient(const ConvShape& shape, const py::object& dy_object,
       array("input_gradient", input_gradient_object, input.shape, true);
   const Array filters_gradient =
       array("filters_gradient", filters_gradient_object, filters.shape, true);
-  const Array bias_gradient =
-      array("bias_gradient", bias_gradient_object, {shape.out_c}, true);
+  const Array bias_gradient = array("bias_gradient", bias_gradient_object,
+                                    {shape.OutputChannels()}, true);
   const Array side_input_gradient =
       array("side_input_gradient", side_input_gradient_object, output, true);
   return Run(
