@@ -90,14 +90,18 @@ CASES = [
     (2, (90, 121), 9, 9, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 9),
     (2, (5, 6), 33, 33, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 33),
     (0, (5, 6), 3, 3, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 3),
-    # Groups that are parts of a vector, of as many input channels and of fewer; whole vectors and
-    # parts, a row of many taps.
+    # Groups that fit a vector, of as many input channels, of fewer and of more; several vectors and
+    # parts of one, sizes that do not divide it, a row of many taps.
     (2, (9, 11), 36, 36, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 9),
     (1, (8, 30), 48, 48, (3, 5), (2, 1), (1, 2), (1, 2, 1, 2), 6),
     (2, (7, 6), 6, 6, (2, 3), (1, 1), (1, 1), (1, 1, 0, 1), 3),
     (2, (7, 16), 20, 40, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 20),
     (2, (7, 16), 22, 44, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), 11),
     (1, (5, 40), 64, 64, (1, 11), (1, 1), (1, 1), (0, 5, 0, 5), 4),
+    (2, (9, 13), 51, 51, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 17),
+    (1, (9, 33), 45, 63, (3, 3), (2, 1), (1, 2), (1, 1, 1, 1), 9),
+    (2, (9, 33), 44, 22, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 22),
+    (1, (9, 33), 48, 33, (3, 3), (1, 2), (1, 1), (1, 1, 1, 1), 3),
     # Groups of several channels, of one with several output channels, and of several with one; few
     # pixels, few channels, strides, windows beside the image.
     (2, (12, 13), 24, 36, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 4),

@@ -1,6 +1,6 @@
-// Convolutions whose groups are parts of a vector, among them those whose
-// channels are groups of their own. Neighbouring output channels fill the
-// vectors; what they see of the image is gathered, zero beyond the edge, and
+// Convolutions whose groups fit a vector, among them those whose channels are
+// groups of their own. The output channels of as many groups as fit share a
+// vector; what they see of the image is gathered, zero beyond the edge, and
 // every tap is a multiply-add of a vector of it for each of a group's channels.
 #ifndef TFO_CC_CORE_SMALL_GROUPS_H_
 #define TFO_CC_CORE_SMALL_GROUPS_H_
@@ -29,12 +29,26 @@ struct Groups {
   // The source's channels begin here for an output channel that begins a group.
   std::int64_t Source(std::int64_t output) const { return output / out * in; }
 
-  // Whether they lie in vectors as this file wants them to.
+  // Whether both sides of a group fit a vector.
   template <class A>
   bool AreSmall() const {
-    return count > 1 && in >= 1 && in <= out && out <= kLanes<A> &&
-           kLanes<A> % out == 0;
+    return count > 1 && Min(in, out) >= 1 && Max(in, out) <= kLanes<A>;
   }
+  // The output channels that share a vector, and a tile.
+  template <class A>
+  std::int64_t PerVector() const {
+    return kLanes<A> / Max(in, out) * out;
+  }
+  template <class A>
+  std::int64_t PerTile() const {
+    return kTileColumns<A> / kLanes<A> * PerVector<A>();
+  }
+  template <class A>
+  std::int64_t Vectors() const {
+    return CeilDiv(Outputs(), PerVector<A>());
+  }
+  // Whether a vector of the source meets the filters as it is.
+  bool AreDepthwise() const { return in == 1 && out == 1; }
 };
 
 // Whether all groups are computed together: the output and the filter gradient,
@@ -67,7 +81,7 @@ TFO_INLINE Vec<A> LoadSpread(const A* from, IntVec<A> indices) {
 
 // How an image is cut: into portions of output channels, each in bands.
 struct PlanePlan {
-  std::int64_t portion, portions;  // output channels, whole panels
+  std::int64_t portion, portions;  // output channels, whole tiles
   std::int64_t pitch;              // elements between gathered pixels
   Bands bands;
   std::int64_t num_bands;  // of all images
@@ -102,9 +116,10 @@ PlanePlan PlanPlanes(const Windows<T>& x, const Groups& g) {
       (2 * reach_h + x.stride_h) * ((x.grid_w - 1) * x.stride_w + reach_w + 1);
   const std::int64_t fitting = static_cast<std::int64_t>(
       kPlaneBytes / sizeof(A) / Max(pixels, 1) / lanes * lanes);
-  p.portion = EvenPart(NumPanels<A>(g.Outputs()),
-                       Max(fitting / g.in * g.out / kTileColumns<A>, 1)) *
-              kTileColumns<A>;
+  const std::int64_t per_tile = g.PerTile<A>();
+  p.portion = EvenPart(CeilDiv(g.Outputs(), per_tile),
+                       Max(fitting / g.in * g.out / per_tile, 1)) *
+              per_tile;
   p.portions = CeilDiv(g.Outputs(), p.portion);
   // An odd number of vectors, so that pixels do not fall into the same few sets
   // of the first-level cache.
@@ -178,7 +193,7 @@ struct SpreadFilters {
     constexpr int lanes = kLanes<A>;
     const TapList& taps = c.x.taps;
     const FilterMap& map = c.filter_map;
-    const std::int64_t vectors = CeilDiv(g.Outputs(), lanes);
+    const std::int64_t vectors = g.Vectors<A>(), outputs = g.PerVector<A>();
     const bool together =
         group_stride == g.out && (map.column == 1 || g.out == 1);
     tap_pitch = g.in * lanes;
@@ -190,8 +205,8 @@ struct SpreadFilters {
         const T* const from =
             c.filters + taps.taps[t].filter * map.matrix + k * map.row;
         for (std::int64_t v = 0; v < vectors; ++v) {
-          const std::int64_t first = v * lanes;
-          const int n = static_cast<int>(Min(g.Outputs() - first, lanes));
+          const std::int64_t first = v * outputs;
+          const int n = static_cast<int>(Min(g.Outputs() - first, outputs));
           A* const to = data + v * vector_pitch + t * tap_pitch + k * lanes;
           if (together) {
             Store(to, LoadAsPartial(from + first, n));
@@ -238,9 +253,9 @@ template <class T>
 bool CorrelateSmallGroups(const Correlation<T>& c, const ConvShape& s,
                           const Parallel& parallel, const Scratch& scratch) {
   using A = Accumulator<T>;
-  constexpr int lanes = kLanes<A>, kColumns = kTileColumns<A>;
   const Windows<T>& x = c.x;
   const Groups g{s.groups, x.channels, c.out_channels};
+  const std::int64_t per_vector = g.PerVector<A>(), per_tile = g.PerTile<A>();
   if (x.batch * x.grid_h * x.grid_w == 0) return true;
   const PlanePlan p = PlanPlanes(x, g);
   const TapList& taps = x.taps;
@@ -253,10 +268,12 @@ bool CorrelateSmallGroups(const Correlation<T>& c, const ConvShape& s,
   }
   for (std::int64_t t = 0; t < taps.count; ++t)
     offsets[t] = PlaneOffset(taps, taps.taps[t], p);
-  IntVec<A> indices[lanes];
+  IntVec<A> indices[kLanes<A>];
   for (std::int64_t k = 0; k < g.in; ++k) indices[k] = SpreadIndices<A>(g, k);
   Epilogue<T> epilogue = c.epilogue;
+  // Other vectors do not begin where a whole number of them does.
   epilogue.stream =
+      per_vector == kLanes<A> &&
       epilogue.ShouldStream(x.batch * x.grid_h * x.grid_w * g.Outputs());
 
   auto task = [&](std::int64_t index, int worker) {
@@ -264,7 +281,7 @@ bool CorrelateSmallGroups(const Correlation<T>& c, const ConvShape& s,
     const PlaneBand band(x, p.bands, index / p.portions);
     A* const plane = own + worker * p.Size<A>();
     GatherPlane(x, band, g, outputs, p, plane);
-    A tile[kPixelsTogether * kColumns];
+    A tile[kPixelsTogether * kTileColumns<A>];
     const EvenParts parts(band.columns, kPixelsTogether);
     const std::int64_t distance = x.stride_w * p.pitch;
     for (std::int64_t i = 0; i < band.rows; ++i) {
@@ -275,19 +292,21 @@ bool CorrelateSmallGroups(const Correlation<T>& c, const ConvShape& s,
       const A* const row = plane + i * x.stride_h * p.RowPitch();
       for (std::int64_t part = 0; part < parts.count(); ++part) {
         const std::int64_t j = parts.Begin(part);
-        for (std::int64_t k = outputs.begin; k < outputs.end; k += kColumns) {
-          const std::int64_t columns = Min(outputs.end - k, kColumns);
-          for (std::int64_t l = 0; l < columns; l += lanes) {
+        for (std::int64_t k = outputs.begin; k < outputs.end; k += per_tile) {
+          const std::int64_t columns = Min(outputs.end - k, per_tile);
+          // The next vector covers what this one has too much.
+          for (std::int64_t l = 0; l < columns; l += per_vector) {
             const A* const from =
                 row + j * distance + g.Source(k + l - outputs.begin);
-            const A* const filter = filters.data +
-                                    (k + l) / lanes * filters.vector_pitch +
-                                    first * filters.tap_pitch;
+            const A* const filter =
+                filters.data + (k + l) / per_vector * filters.vector_pitch +
+                first * filters.tap_pitch;
             WithCount<kPixelsTogether>(
                 parts.Size(part), [&](auto pixels) TFO_INLINE_LAMBDA {
                   constexpr int kPixels = decltype(pixels)::value;
-                  const auto sum = g.out == 1 ? &SumTaps<kPixels, false, A>
-                                              : &SumTaps<kPixels, true, A>;
+                  const auto sum = g.AreDepthwise()
+                                       ? &SumTaps<kPixels, false, A>
+                                       : &SumTaps<kPixels, true, A>;
                   sum(from, distance, offsets + first, count, filter, g.in,
                       indices, tile + l);
                 });
@@ -302,7 +321,7 @@ bool CorrelateSmallGroups(const Correlation<T>& c, const ConvShape& s,
     if (epilogue.stream) FlushStores();
   };
   ParallelFor(parallel, p.num_bands * p.portions,
-              p.bands.rows * p.bands.columns * CeilDiv(p.portion, lanes) *
+              p.bands.rows * p.bands.columns * CeilDiv(p.portion, per_vector) *
                   (taps.count * g.in + 2),
               task);
   return true;

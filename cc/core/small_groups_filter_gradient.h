@@ -1,5 +1,5 @@
 // Filter gradient, bias gradient and side input gradient of convolutions whose
-// groups are parts of a vector, from one pass over dz:
+// groups fit a vector, from one pass over dz:
 //
 //   dw[r, s, c, k] = sum over pixels of x[pixel under tap (r, s), channel c of
 //   k's group] * dz[pixel, k]
@@ -77,6 +77,7 @@ class SmallGroupsFilterGradientWork {
       : g_(g),
         x_(g.x),
         groups_{g.shape.groups, g.shape.in_c, g.shape.out_c},
+        per_vector_(groups_.PerVector<A>()),
         num_taps_(g.filters_gradient == nullptr ? 0 : g.x.taps.count),
         p_(PlanPlanes(g.x, groups_)),
         slices_(Min(Min(p_.num_bands, kMaxSlices),
@@ -84,8 +85,8 @@ class SmallGroupsFilterGradientWork {
 
   // False when scratch memory ran out.
   bool Prepare(const Parallel& parallel, const Scratch& scratch) {
-    dz_pitch_ = ((p_.portion / kLanesA) | 1) * kLanesA;
-    dz_size_ = p_.bands.rows * p_.bands.columns * dz_pitch_;
+    dz_pitch_ = (CeilDiv(p_.portion, kLanesA) | 1) * kLanesA;
+    dz_size_ = p_.bands.rows * p_.bands.columns * dz_pitch_ + kLanesA;
     sums_ = scratch.Allocate<A>(slices_ * SliceSize());
     planes_ = AllocatePlanes<A>(PlanesSize(), parallel.num_workers, scratch);
     for (std::int64_t k = 0; k < groups_.in; ++k)
@@ -98,7 +99,7 @@ class SmallGroupsFilterGradientWork {
       const std::int64_t slice = index / p_.portions;
       const Range outputs = p_.PortionAt(index, groups_.Outputs());
       A* const sums = sums_ + slice * SliceSize();
-      for (std::int64_t k = outputs.begin; k < outputs.end; k += kLanesA)
+      for (std::int64_t k = outputs.begin; k < outputs.end; k += per_vector_)
         Zero(SumsOf(sums, k), SumsSize());
       const std::int64_t last = p_.num_bands * (slice + 1) / slices_;
       for (std::int64_t band = p_.num_bands * slice / slices_; band < last;
@@ -108,7 +109,8 @@ class SmallGroupsFilterGradientWork {
     };
     ParallelFor(parallel, slices_ * p_.portions,
                 x_.batch * x_.grid_h * x_.grid_w / slices_ *
-                    CeilDiv(p_.portion, kLanesA) * (num_taps_ * groups_.in + 2),
+                    CeilDiv(p_.portion, per_vector_) *
+                    (num_taps_ * groups_.in + 2),
                 task);
   }
 
@@ -132,11 +134,9 @@ class SmallGroupsFilterGradientWork {
   std::int64_t SumsSize() const {
     return (num_taps_ * groups_.in + 1) * kLanesA;
   }
-  std::int64_t SliceSize() const {
-    return CeilDiv(groups_.Outputs(), kLanesA) * SumsSize();
-  }
+  std::int64_t SliceSize() const { return groups_.Vectors<A>() * SumsSize(); }
   A* SumsOf(A* slice, std::int64_t output) const {
-    return slice + output / kLanesA * SumsSize();
+    return slice + output / per_vector_ * SumsSize();
   }
   std::int64_t PlanesSize() const { return p_.Size<A>() + dz_size_; }
 
@@ -148,7 +148,7 @@ class SmallGroupsFilterGradientWork {
             outputs.end - outputs.begin},
            gathered, dz_pitch_, band.columns * dz_pitch_);
     if (num_taps_ > 0) GatherPlane(x_, band, groups_, outputs, p_, plane);
-    for (std::int64_t k = outputs.begin; k < outputs.end; k += kLanesA) {
+    for (std::int64_t k = outputs.begin; k < outputs.end; k += per_vector_) {
       const Lines<A> dz{gathered + k - outputs.begin, band.columns * dz_pitch_,
                         dz_pitch_};
       if (g_.bias_gradient != nullptr)
@@ -157,7 +157,7 @@ class SmallGroupsFilterGradientWork {
         AddProducts(band, plane + groups_.Source(k - outputs.begin), dz,
                     SumsOf(sums, k));
       if (g_.side_input_gradient != nullptr)
-        WriteBack(band, dz, k, Min(outputs.end - k, kLanesA));
+        WriteBack(band, dz, k, Min(outputs.end - k, per_vector_));
     }
   }
 
@@ -185,10 +185,10 @@ class SmallGroupsFilterGradientWork {
                     constexpr int kRows = decltype(together)::value;
                     const std::int64_t first =
                         down.Begin(rows) * taps.PerRow() + across.Begin(part);
-                    groups_.out == 1 ? AddTaps<kRows, kTaps, false>(
-                                           band, first, plane, dz, sums)
-                                     : AddTaps<kRows, kTaps, true>(
-                                           band, first, plane, dz, sums);
+                    groups_.AreDepthwise() ? AddTaps<kRows, kTaps, false>(
+                                                 band, first, plane, dz, sums)
+                                           : AddTaps<kRows, kTaps, true>(
+                                                 band, first, plane, dz, sums);
                   });
             }
           });
@@ -249,20 +249,20 @@ class SmallGroupsFilterGradientWork {
   }
 
   void ReduceRow(std::int64_t row, T* to) const {
-    for (std::int64_t k = 0; k < groups_.Outputs(); k += kLanesA) {
+    for (std::int64_t k = 0; k < groups_.Outputs(); k += per_vector_) {
       const A* const from = SumsOf(sums_, k) + row * kLanesA;
       Vec<A> sum = Load(from);
       for (std::int64_t s = 1; s < slices_; ++s)
         sum += Load(from + s * SliceSize());
       StoreAsPartial(to + k, sum,
-                     static_cast<int>(Min(groups_.Outputs() - k, kLanesA)));
+                     static_cast<int>(Min(groups_.Outputs() - k, per_vector_)));
     }
   }
 
   const FilterGradient<T>& g_;
   const Windows<T>& x_;
   const Groups groups_;
-  const std::int64_t num_taps_;
+  const std::int64_t per_vector_, num_taps_;
   const PlanePlan p_;
   const std::int64_t slices_;
   std::int64_t dz_pitch_, dz_size_;
