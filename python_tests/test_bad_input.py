@@ -8,17 +8,19 @@ import pytest
 import tensorflow as tf
 
 from tf_fused_ops import _library
-from tf_fused_ops.ops import act, batch_norm_act, conv2d_bias_act, matmul_bias_act
+from tf_fused_ops.ops import act, batch_norm_act, conv2d_bias_act, layer_norm, matmul_bias_act
 
 ERRORS = (ValueError, tf.errors.InvalidArgumentError)
 CONV = {"x": (2, 5, 5, 3), "filters": (3, 3, 3, 4), "bias": (4,)}
 MATMUL = {"a": (2, 5, 3), "b": (3, 4), "bias": (4,)}
 BATCH_NORM = {"x": (2, 5, 3), **dict.fromkeys(("scale", "offset", "mean", "variance"), (3,))}
+LAYER_NORM = {"x": (2, 5, 3), "scale": (3,), "offset": (3,)}
 OPS = {
     "act": (act, {"x": (2, 5)}),
     "conv": (conv2d_bias_act, CONV),
     "matmul": (matmul_bias_act, MATMUL),
     "batch_norm": (batch_norm_act, BATCH_NORM),
+    "layer_norm": (layer_norm, LAYER_NORM),
 }
 
 # (op, what is wrong, the argument that the error names). A tuple of integers is a tensor's shape.
@@ -54,6 +56,13 @@ WRONG_SHAPES = [
     ("matmul", {"bias": (3,)}, "bias"),
     ("matmul", {"bias": (4, 1)}, "bias"),
     ("matmul", {"side_input": (5, 4)}, "side_input"),
+    ("layer_norm", {"x": ()}, "x"),
+    ("layer_norm", {"x": (2, 5, 4)}, "scale"),
+    ("layer_norm", {"scale": (4,)}, "scale"),
+    ("layer_norm", {"scale": (1,)}, "scale"),
+    ("layer_norm", {"scale": ()}, "scale"),
+    ("layer_norm", {"offset": (4,)}, "offset"),
+    ("layer_norm", {"offset": (1, 3)}, "offset"),
     ("batch_norm", {"x": (3,)}, "x"),
     ("batch_norm", {"x": (1, 1, 1, 1, 1, 3)}, "x"),
     ("batch_norm", {"x": (2, 5, 4)}, "scale"),
@@ -84,7 +93,11 @@ WRONG_ATTRIBUTES = [
             [[0, 0], [2**31, 0], [0, 0], [0, 0]],
         )
     ],
-    *[(op, {"activation": v}, "activation") for op in OPS for v in ("swoosh", 3, "")],
+    *[
+        (op, {"activation": v}, "activation")
+        for op in ("act", "conv", "matmul", "batch_norm")
+        for v in ("swoosh", 3, "")
+    ],
     *[(op, {"data_format": "NHCW"}, "data_format") for op in ("conv", "batch_norm")],
 ]
 WRONG_DTYPES = [
@@ -202,6 +215,12 @@ RAW = {
     },
 }
 RAW |= {
+    "layer_norm": LAYER_NORM,
+    "layer_norm_grad": {
+        **dict.fromkeys(("dy", "x"), (2, 5, 3)),
+        "scale": (3,),
+        **dict.fromkeys(("mean", "inv_std"), (2, 5)),
+    },
     "batch_norm_moments": {"x": (2, 5, 3)},
     "batch_norm_apply": {**BATCH_NORM, "moments": (2, 3, 3), "side_input": []},
     "batch_norm_grad_sums": RAW["batch_norm_act_grad"],
@@ -234,6 +253,14 @@ WRONG_RAW_CALLS = [
     ("batch_norm_act_grad", {"mask": [(3,)]}, "mask"),
     ("batch_norm_act_grad", {"mask": [(4,)], "activation": "tanh"}, "mask"),
     ("batch_norm_act_grad", {"mask": [(4,)] * 2}, "mask"),
+    ("layer_norm", {"x": ()}, "x"),
+    ("layer_norm_grad", {"x": ()}, "x"),
+    ("layer_norm_grad", {"dy": (2, 5, 1)}, "dy"),
+    ("layer_norm_grad", {"dy": (10, 3)}, "dy"),
+    ("layer_norm_grad", {"scale": (1,)}, "scale"),
+    ("layer_norm_grad", {"mean": (2, 5, 1)}, "mean"),
+    ("layer_norm_grad", {"inv_std": (10,)}, "inv_std"),
+    ("layer_norm_grad", {"inv_std": ()}, "inv_std"),
     ("batch_norm_moments", {"x": (3,)}, "x"),
     ("batch_norm_moments", {"x": (1, 1, 1, 1, 1, 3)}, "x"),
     ("batch_norm_moments", {"data_format": "NHCW"}, "data_format"),
@@ -303,6 +330,8 @@ def test_statistics_of_another_type_than_x_asks_for():
     vector, x = tf.ones(3, tf.float64), tf.ones((2, 3))
     with pytest.raises(ValueError, match="scale"):
         tf.function(raw("batch_norm_act"))(x, vector, vector, vector, vector, [], [])
+    with pytest.raises(ValueError, match="scale"):
+        tf.function(raw("layer_norm"))(x, vector, vector)
 
 
 @pytest.mark.parametrize("layout", cases.LAYOUTS)

@@ -18,15 +18,28 @@ ActForwardFunction ActForward;
 ActGradientFunction ActGradient;
 MaxPoolForwardFunction MaxPoolForward;
 MaxPoolGradientFunction MaxPoolGradient;
+LayerNormForwardFunction LayerNormForward;
+LayerNormGradientFunction LayerNormGradient;
 MultiplyAddFunction MultiplyAdd;
 CopyFunction Copy;
 
 extern const Kernels kKernels;
-const Kernels kKernels = {
-    TFO_STRING(TFO_ISA), &ConvForward,           &ConvGradient,
-    &ConvPackedBytes,    &ConvPackFilters,       &BatchNormMoments,
-    &BatchNormApply,     &BatchNormGradientSums, &BatchNormGradientApply,
-    &ActForward,         &ActGradient,           &MaxPoolForward,
-    &MaxPoolGradient,    &MultiplyAdd,           &Copy};
+const Kernels kKernels = {TFO_STRING(TFO_ISA),
+                          &ConvForward,
+                          &ConvGradient,
+                          &ConvPackedBytes,
+                          &ConvPackFilters,
+                          &BatchNormMoments,
+                          &BatchNormApply,
+                          &BatchNormGradientSums,
+                          &BatchNormGradientApply,
+                          &ActForward,
+                          &ActGradient,
+                          &MaxPoolForward,
+                          &MaxPoolGradient,
+                          &LayerNormForward,
+                          &LayerNormGradient,
+                          &MultiplyAdd,
+                          &Copy};
 
 }  // namespace tfo::TFO_ISA

@@ -3,9 +3,8 @@
 #ifndef TFO_CC_KERNELS_BATCH_NORM_OPS_H_
 #define TFO_CC_KERNELS_BATCH_NORM_OPS_H_
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "cc/core/batch_norm.h"
+#include "cc/kernels/decimals.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/ops/shape_util.h"
 
@@ -25,14 +24,6 @@ inline const double* Doubles(const Tensor& tensor) {
 // One bit an element, in whole bytes.
 inline TensorShape MaskShape(const Tensor& y) {
   return {y.NumElements() / 8 + (y.NumElements() % 8 != 0)};
-}
-
-// The number that an attribute was written as: attributes have the digits of
-// float, and 0.001f is not 0.001 to an op on doubles.
-inline double AsWritten(float value) {
-  double written;
-  const bool read = absl::SimpleAtod(absl::StrCat(value), &written);
-  return read && static_cast<float>(written) == value ? written : value;
 }
 
 // The tensor x: its layout.

@@ -18,16 +18,6 @@ inline absl::Status InputAndChannels(InferenceContext* c, ShapeHandle* x,
   return absl::OkStatus();
 }
 
-inline absl::Status CheckStatisticsType(InferenceContext* c) {
-  tensorflow::DataType t, u;
-  TF_RETURN_IF_ERROR(c->GetAttr("T", &t));
-  TF_RETURN_IF_ERROR(c->GetAttr("U", &u));
-  const bool wide = t == tensorflow::DT_DOUBLE;
-  if (wide == (u == tensorflow::DT_DOUBLE)) return absl::OkStatus();
-  return Invalid("scale must be ", wide ? "double" : "float",
-                 " for x of this type");
-}
-
 inline absl::Status MergeChannelVectors(
     InferenceContext* c, std::initializer_list<const char*> names,
     DimensionHandle* channels) {

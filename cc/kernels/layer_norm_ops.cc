@@ -1,0 +1,121 @@
+// LayerNorm and LayerNormGrad on the CPU.
+#include "cc/core/dispatch.h"
+#include "cc/kernels/decimals.h"
+#include "cc/kernels/kernel_util.h"
+#include "cc/ops/shape_util.h"
+
+namespace tf_fused_ops {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+// x as rows of its last dimension; `*statistics` is the shape of the others.
+template <class T>
+absl::Status RowsOf(const Tensor& x, tfo::LayerNormShape* rows,
+                    TensorShape* statistics) {
+  if (x.dims() == 0)
+    return Invalid("x must have rank at least 1, got shape []");
+  *statistics = x.shape();
+  statistics->RemoveLastDims(1);
+  *rows = {kDType<T>, statistics->num_elements(), x.dim_size(x.dims() - 1)};
+  return absl::OkStatus();
+}
+
+template <class T>
+class LayerNormOp : public tensorflow::OpKernel {
+ public:
+  explicit LayerNormOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    float epsilon;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("epsilon", &epsilon));
+    epsilon_ = AsWritten(epsilon);
+  }
+
+  void Compute(OpKernelContext* ctx) override { OP_REQUIRES_OK(ctx, Run(ctx)); }
+
+ private:
+  absl::Status Run(OpKernelContext* ctx) const {
+    const Tensor& x = ctx->input(0);
+    const Tensor& scale = ctx->input(1);
+    const Tensor& offset = ctx->input(2);
+    tfo::LayerNormShape shape;
+    TensorShape statistics;
+    TF_RETURN_IF_ERROR(RowsOf<T>(x, &shape, &statistics));
+    const TensorShape vector({shape.depth});
+    TF_RETURN_IF_ERROR(
+        CheckShape("scale", scale, "the last dimension of x", vector));
+    TF_RETURN_IF_ERROR(
+        CheckShape("offset", offset, "the last dimension of x", vector));
+    void *y, *mean, *inv_std;
+    TF_RETURN_IF_ERROR(Output(ctx, {0}, 0, x.shape(), &y));
+    TF_RETURN_IF_ERROR(Output(ctx, {}, 1, statistics, &mean));
+    TF_RETURN_IF_ERROR(Output(ctx, {}, 2, statistics, &inv_std));
+    tfo::ActiveKernels().layer_norm_forward(
+        {shape, epsilon_, x.data(), scale.data(), offset.data(), y, mean,
+         inv_std},
+        ParallelOf(ctx));
+    return absl::OkStatus();
+  }
+
+  double epsilon_;
+};
+
+template <class T>
+class LayerNormGradOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override { OP_REQUIRES_OK(ctx, Run(ctx)); }
+
+ private:
+  absl::Status Run(OpKernelContext* ctx) const {
+    const Tensor& dy = ctx->input(0);
+    const Tensor& x = ctx->input(1);
+    const Tensor& scale = ctx->input(2);
+    const Tensor& mean = ctx->input(3);
+    const Tensor& inv_std = ctx->input(4);
+    tfo::LayerNormShape shape;
+    TensorShape statistics;
+    TF_RETURN_IF_ERROR(RowsOf<T>(x, &shape, &statistics));
+    const TensorShape vector({shape.depth});
+    const char* const rest = "x without its last dimension";
+    TF_RETURN_IF_ERROR(CheckShape("dy", dy, "x", x.shape()));
+    TF_RETURN_IF_ERROR(
+        CheckShape("scale", scale, "the last dimension of x", vector));
+    TF_RETURN_IF_ERROR(CheckShape("mean", mean, rest, statistics));
+    TF_RETURN_IF_ERROR(CheckShape("inv_std", inv_std, rest, statistics));
+    void *x_grad, *scale_grad, *offset_grad;
+    TF_RETURN_IF_ERROR(Output(ctx, {0}, 0, x.shape(), &x_grad));
+    TF_RETURN_IF_ERROR(Output(ctx, {}, 1, vector, &scale_grad));
+    TF_RETURN_IF_ERROR(Output(ctx, {}, 2, vector, &offset_grad));
+    ScratchOwner scratch(ctx);
+    return tfo::ActiveKernels().layer_norm_gradient(
+               {shape, dy.data(), x.data(), scale.data(), mean.data(),
+                inv_std.data(), x_grad, scale_grad, offset_grad},
+               ParallelOf(ctx), scratch.scratch())
+               ? absl::OkStatus()
+               : OutOfScratch();
+  }
+};
+
+#define TFO_REGISTER_LAYER_NORM(T, U)                         \
+  REGISTER_KERNEL_BUILDER(Name("TfFusedOps>LayerNorm")        \
+                              .Device(tensorflow::DEVICE_CPU) \
+                              .TypeConstraint<T>("T")         \
+                              .TypeConstraint<U>("U"),        \
+                          LayerNormOp<T>);                    \
+  REGISTER_KERNEL_BUILDER(Name("TfFusedOps>LayerNormGrad")    \
+                              .Device(tensorflow::DEVICE_CPU) \
+                              .TypeConstraint<T>("T")         \
+                              .TypeConstraint<U>("U"),        \
+                          LayerNormGradOp<T>)
+
+TFO_REGISTER_LAYER_NORM(Eigen::half, float);
+TFO_REGISTER_LAYER_NORM(tensorflow::bfloat16, float);
+TFO_REGISTER_LAYER_NORM(float, float);
+TFO_REGISTER_LAYER_NORM(double, double);
+
+}  // namespace
+}  // namespace tf_fused_ops
