@@ -179,8 +179,8 @@ def regnet_block(x):
 
 
 def test_convnext_block():
-    rules = {"conv2d_bias": 1, "dense_bias_gelu_erf": 1, "dense_bias_add": 1}
-    compare(model_of(convnext_block), rules, 3, unknown_batch=False, units=256)
+    rules = {"conv2d_bias": 1, "layer_norm": 1, "dense_bias_gelu_erf": 1, "dense_bias_add": 1}
+    compare(model_of(convnext_block), rules, 4, unknown_batch=False, units=256)
 
 
 def test_regnet_block():

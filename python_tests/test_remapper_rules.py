@@ -48,12 +48,14 @@ SHAPES = {
     "given_batch_norm": BATCH_NORM,
     "given_batch_norm_add": [*BATCH_NORM, (4, 5, 3, 6)],
     "relu_max_pool": [(2, 5, 4, 3)],
+    "layer_norm": [(2, 5, 6), (6,), (6,)],
 }
 DECOMPOSED = {"epsilon": 1e-3, "scaled": True, "centered": True, "reshaped": False, "half": None}
 VARIANTS = {
     "moments_batch_norm": DECOMPOSED | {"axes": [0, 1, 2]},
     "given_batch_norm": DECOMPOSED,
     "conv2d_given_batch_norm": DECOMPOSED,
+    "layer_norm": DECOMPOSED | {"axes": [-1], "form": "keras"},
 }
 # Every spelling of every activation is tried alone and after one chain; the others take the first.
 ALL_SPELLINGS = ("act", "matmul_bias")

@@ -246,6 +246,11 @@ def _moments_batch_norm(x, scale, offset):
     return tf.nn.batch_normalization(x, mean, variance, offset, scale, EPSILON)
 
 
+def _layer_norm(x, scale, offset):
+    mean, variance = tf.nn.moments(x, [-1], keepdims=True)
+    return tf.nn.batch_normalization(x, mean, variance, offset, scale, EPSILON)
+
+
 def _given_batch_norm(x, scale, offset, mean, variance):
     mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
     return tf.nn.batch_normalization(x, mean, variance, offset, scale, EPSILON)
@@ -279,6 +284,7 @@ _FAMILIES = {
     "heads_bias": lambda a, w, b: tf.reshape(tf.matmul(a, w), [-1, a.shape[1], *b.shape]) + b,
     "moments_batch_norm": _moments_batch_norm,
     "given_batch_norm": _given_batch_norm,
+    "layer_norm": _layer_norm,
     "relu_max_pool": lambda x: tf.nn.max_pool2d(tf.nn.relu(x), 2, 2, "VALID"),
     "conv2d_moments": lambda x, w, *vectors: _moments_batch_norm(_conv(x, w), *vectors),
     "conv2d_batch_norm": _conv_batch_norm(tf.raw_ops.FusedBatchNormV3),

@@ -27,7 +27,7 @@ class _Decomposed(BatchNorm):
     anchor = "Rsqrt"
 
     def variants(self, view, anchor):
-        variance = _variance(view, anchor)
+        variance = variance_under(view, anchor)
         if variance is None:
             return
         form = {"reshaped": variance.op.type == "Reshape"}
@@ -35,9 +35,8 @@ class _Decomposed(BatchNorm):
         origin = self.origin(view, vector)
         if vector.shape.rank != 1 or origin is None:
             return
-        casts = view.cast_types if anchor.outputs[0].dtype == tf.float32 else ()
-        halves = (*(half for half in _HALF if half in casts), None)
-        for scaled, centered, half in itertools.product((True, False), (True, False), halves):
+        forms = itertools.product((True, False), (True, False), halves(view, anchor))
+        for scaled, centered, half in forms:
             yield form | origin | {"scaled": scaled, "centered": centered, "half": half}
 
     @abc.abstractmethod
@@ -209,7 +208,14 @@ class GivenBatchNormAddAct(AddAct, GivenBatchNormAct):
     differentiable = (*GivenBatchNormAct.differentiable, "side_input")
 
 
-def _variance(view, rsqrt):
+def halves(view, anchor):
+    """Returns the half precision dtypes that stock code may compute in float32 between, and None
+    for a computation in the dtype of its input."""
+    casts = view.cast_types if anchor.outputs[0].dtype == tf.float32 else ()
+    return (*(half for half in _HALF if half in casts), None)
+
+
+def variance_under(view, rsqrt):
     """Returns what a constant is added to under a Rsqrt, or None."""
     total = rsqrt.inputs[0].op
     if total.type != "AddV2":

@@ -187,11 +187,27 @@ def _max_pool_grad(op):
     return [reference.max_pool_act_grad(*op.inputs, **_attributes(op, _MAX_POOL))]
 
 
+def _layer_norm(op):
+    """As tf.nn.batch_normalization has it."""
+    (x, scale, offset), epsilon = op.inputs, _attributes(op, ["epsilon"])["epsilon"]
+    wide = tf.cast(x, scale.dtype)
+    mean, variance = tf.nn.moments(wide, [-1], keepdims=True)
+    y = tf.nn.batch_normalization(wide, mean, variance, offset, scale, epsilon)
+    return [tf.cast(y, x.dtype), mean[..., 0], tf.math.rsqrt(variance[..., 0] + epsilon)]
+
+
+def _layer_norm_grad(op):
+    dy, x, scale, _, inv_std = op.inputs
+    return reference.layer_norm_grad(dy, x, scale, inv_std)
+
+
 _STOCK = {
     "TfFusedOps>Act": _act,
     "TfFusedOps>ActGrad": _act_grad,
     "TfFusedOps>Conv2DBiasAct": _contraction(reference.conv2d_bias_act, _CONV),
     "TfFusedOps>Conv2DBiasActGrad": _contraction_grad(reference.conv2d_bias_act_grad, _CONV),
+    "TfFusedOps>LayerNorm": _layer_norm,
+    "TfFusedOps>LayerNormGrad": _layer_norm_grad,
     "TfFusedOps>MatMulBiasAct": _contraction(reference.matmul_bias_act, _MATMUL),
     "TfFusedOps>MatMulBiasActGrad": _contraction_grad(reference.matmul_bias_act_grad, _MATMUL),
     "TfFusedOps>MaxPoolAct": _max_pool,

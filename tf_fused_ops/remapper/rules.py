@@ -14,6 +14,7 @@ from tf_fused_ops.remapper import (
     conv_moments,
     convolution,
     elementwise,
+    layer_norm,
     max_pool,
     moments,
     product,
@@ -69,6 +70,7 @@ def _table():
     yield convolution.GROUPED
     yield conv_moments.CONV_MOMENTS
     yield max_pool.ReluMaxPool()
+    yield layer_norm.LayerNorm()
     for activation in spellings.ACTIVATIONS:
         if activation is not spellings.NONE and not activation.own_op:
             yield from (elementwise.Act(activation, form) for form in activation.spellings)

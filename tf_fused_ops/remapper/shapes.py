@@ -25,6 +25,7 @@ _SAME_SHAPE = frozenset(
         "Erf",
         "AddN",
         "TfFusedOps>Act",
+        "TfFusedOps>LayerNorm",
     }
     | {"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "TfFusedOps>BatchNormAct"}
 )

@@ -1,0 +1,198 @@
+"""The rule for layer normalization, made of elementary ops as people and Keras 3 write it."""
+
+import itertools
+from typing import ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from tf_fused_ops.ops import _decimals
+from tf_fused_ops.remapper import moments
+from tf_fused_ops.remapper.emission import emit
+from tf_fused_ops.remapper.rule import Fused, Rule
+
+_VECTORS = ("scale", "offset")
+
+
+def _keras(x, axes, scale, offset, epsilon):
+    """As keras.ops.layer_normalization has it."""
+    mean, variance = tf.nn.moments(x, axes, keepdims=True)
+    inv_std = tf.math.rsqrt(variance + epsilon)
+    inv_std = inv_std if scale is None else inv_std * scale
+    shift = -mean * inv_std
+    return x * inv_std + (shift if offset is None else shift + offset)
+
+
+def _batch_normalization(x, axes, scale, offset, epsilon):
+    mean, variance = tf.nn.moments(x, axes, keepdims=True)
+    return tf.nn.batch_normalization(x, mean, variance, offset, scale, epsilon)
+
+
+def _centred(x, axes, scale, offset, epsilon):
+    mean, variance = tf.nn.moments(x, axes, keepdims=True)
+    return _scale_and_shift(x - mean, variance, scale, offset, epsilon)
+
+
+def _squares(x, axes, scale, offset, epsilon):
+    centred = x - tf.reduce_mean(x, axes, keepdims=True)
+    variance = tf.reduce_mean(tf.square(centred), axes, keepdims=True)
+    return _scale_and_shift(centred, variance, scale, offset, epsilon)
+
+
+def _squares_anew(x, axes, scale, offset, epsilon):
+    mean = tf.reduce_mean(x, axes, keepdims=True)
+    variance = tf.reduce_mean(tf.square(x - mean), axes, keepdims=True)
+    return _scale_and_shift(x - mean, variance, scale, offset, epsilon)
+
+
+def _reduce_variance(x, axes, scale, offset, epsilon):
+    mean = tf.reduce_mean(x, axes, keepdims=True)
+    variance = tf.math.reduce_variance(x, axes, keepdims=True)
+    return _scale_and_shift(x - mean, variance, scale, offset, epsilon)
+
+
+def _scale_and_shift(centred, variance, scale, offset, epsilon):
+    y = centred * tf.math.rsqrt(variance + epsilon)
+    y = y if scale is None else y * scale
+    return y if offset is None else y + offset
+
+
+_FORMS = {
+    form.__name__.strip("_"): form
+    for form in (_keras, _batch_normalization, _centred, _squares, _squares_anew, _reduce_variance)
+}
+
+
+class LayerNorm(Rule):
+    """(x - mean) * rsqrt(variance + epsilon) * scale + offset over the last dimension.
+
+    Variants, by attribute:
+        form: How it is written, a name of `_FORMS`.
+        axes: The dimension that is averaged over, or a list of it.
+        scaled, centered: Whether there are a scale and an offset.
+        reshaped: Whether these are reshaped to [1, .., 1, depth].
+        half: The half precision dtype of x and y, if stock code computes in float32 between them.
+    """
+
+    family = "layer_norm"
+    anchor = "Rsqrt"
+    operands: ClassVar = {"x": (2, 3, 4, 5), "scale": (1,), "offset": (1,)}
+    differentiable = ("x", "scale", "offset")
+    fused_ops = ("TfFusedOps>LayerNorm", "TfFusedOps>LayerNormGrad")
+
+    def variants(self, view, anchor):
+        variance = moments.variance_under(view, anchor)
+        if variance is None or variance.op.type != "Mean":
+            return
+        axes = view.constant(variance.op.inputs[1])
+        if axes is None or not variance.op.get_attr("keep_dims"):
+            return
+        known = {"axes": axes.tolist()}
+        # Keras reshapes both vectors.
+        shapes = (True, False) if view.has(["Reshape"]) else (False,)
+        for form, scaled, centered, reshaped, half in itertools.product(
+            _forms(view, anchor, variance),
+            (True, False),
+            (True, False),
+            shapes,
+            moments.halves(view, anchor),
+        ):
+            if scaled or centered or not reshaped:
+                vectors = {"scaled": scaled, "centered": centered, "reshaped": reshaped}
+                yield known | vectors | {"form": form, "half": half}
+
+    def parameters(self, attrs):
+        parameters = {"epsilon": (0, None)}
+        return parameters | ({"shape": (1, tf.int32)} if attrs["reshaped"] else {})
+
+    def present(self, attrs):
+        missing = {"scale": not attrs["scaled"], "offset": not attrs["centered"]}
+        return tuple(name for name in self.operands if not missing.get(name))
+
+    def operand_dtype(self, name, dtype, attrs):
+        return attrs["half"] or dtype if name == "x" else dtype
+
+    def scalable(self, attrs, shapes):
+        return True
+
+    def scale(self, attrs, sizes):
+        if not attrs["reshaped"]:
+            return attrs
+        return attrs | {"shape": [sizes.get(size, size) for size in attrs["shape"]]}
+
+    def stock(self, attrs, x, **vectors):
+        half = attrs["half"]
+        wide = tf.cast(x, tf.float32) if half else x
+        scale, offset = (self._broadcast(attrs, vectors.get(name)) for name in _VECTORS)
+        y = _FORMS[attrs["form"]](wide, attrs["axes"], scale, offset, attrs["epsilon"])
+        return {"y": tf.cast(y, half) if half else y}
+
+    def _broadcast(self, attrs, vector):
+        if vector is None or not attrs["reshaped"]:
+            return vector
+        return tf.reshape(vector, attrs["shape"])
+
+    def check(self, match):
+        x, attrs = match.operands["x"], match.attrs
+        rank, depth = x.shape.rank, x.shape[-1]
+        axes = np.atleast_1d(attrs["axes"]).tolist()
+        if [axis % rank for axis in axes] != [rank - 1]:
+            return f"{x.name} is normalized over dimensions {axes}, not the last one alone"
+        if depth is None:
+            return f"the last dimension of {x.name} is not known"
+        for name in _VECTORS:
+            vector = match.operands.get(name)
+            if vector is not None and vector.shape[0] != depth:
+                return f"{name} {vector.name} of {vector.shape[0]} elements does not fit {x.name}"
+        if attrs["reshaped"] and list(attrs["shape"]) != [1] * (len(attrs["shape"]) - 1) + [depth]:
+            return f"scale and offset are reshaped to {list(attrs['shape'])}"
+        if x.dtype == tf.float64 and not _decimals.survives(attrs["epsilon"]):
+            return f"epsilon {attrs['epsilon']} has more digits than the fused op's attribute"
+        return None
+
+    def fuse(self, match, training):
+        x = match.operands["x"]
+        dtype = tf.float64 if x.dtype == tf.float64 else tf.float32
+        scale, offset = (
+            match.operands[name] if name in match.operands else make(x.shape[-1:], dtype)
+            for name, make in zip(_VECTORS, (tf.ones, tf.zeros), strict=True)
+        )
+        fused = emit(
+            self.fused_ops[0],
+            x,
+            scale,
+            offset,
+            epsilon=match.attrs["epsilon"],
+            name=match.fused_name(),
+        )
+        return Fused({"y": fused["y"]}, (scale, fused["mean"], fused["inv_std"]))
+
+    def fuse_gradient(self, match, fused, dy, wanted):
+        gradients = emit(
+            self.fused_ops[1],
+            dy,
+            match.operands["x"],
+            *fused.saved,
+            name=match.fused_name("_grad"),
+        )
+        return {name: gradients[f"{name}_grad"] for name in wanted}
+
+    def describe(self, match):
+        return "LayerNorm", f"y={match.outputs['y'].op.name} rsqrt={match.node('Rsqrt').name}"
+
+
+def _forms(view, rsqrt, variance):
+    """Returns the names of the forms that a normalization may have, given its variance."""
+    factors = [tensor for op in view.users(rsqrt.outputs[0]) for tensor in op.inputs]
+    centred = [tensor for tensor in factors if tensor.op.type == "Sub"]
+    squared = variance.op.inputs[0].op
+    if squared.type != "Square":
+        return ("centred",) if centred else ("keras", "batch_normalization")
+    if not centred or squared.inputs[0] is centred[0]:
+        return ("squares",)
+    means = [
+        difference.op.inputs[1]
+        for difference in (centred[0], squared.inputs[0])
+        if difference.op.type == "Sub"
+    ]
+    return ("squares_anew",) if means[0] is means[-1] else ("reduce_variance",)
