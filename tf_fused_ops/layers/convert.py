@@ -15,7 +15,8 @@ def convert(model):
     """Clones a Keras model into fused layers.
 
     Convolutions, batch norms and dense layers become fused ones and take in what follows them: a
-    residual that is added, and an activation. Between them nothing else may read the values.
+    residual that is added, and an activation. Between them nothing else may read the values. Layer
+    normalizations become fused ones, too.
     Models inside the model are converted, too, and so are layers and models in `TimeDistributed`
     if the number of time steps is known; what other layers hold stays as it is. Where Keras has to
     know the name of a layer that was taken in (`get_layer`), the fused layer's name is that of the
@@ -89,10 +90,11 @@ class _Convert(Rebuild):
         layer = run.steps[0].operation
 
         def make():
-            own = getattr(layer, "activation", None)
-            activation = own if run.activation is None else run.activation
-            config = {**layer.get_config(), "activation": _copy(activation)}
-            return runs.FUSED.get(type(layer), type(layer)).from_config(config)
+            fused, config = runs.FUSED.get(type(layer), type(layer)), layer.get_config()
+            if fused.takes_in:
+                own = getattr(layer, "activation", None)
+                config["activation"] = _copy(own if run.activation is None else run.activation)
+            return fused.from_config(config)
 
         return self.layer(layer, make)
 
@@ -154,7 +156,7 @@ class _Revert(Rebuild):
         if side is not None:
             # Keras's networks write the shortcut first; the order of layers follows from it.
             y = self._named(lambda: keras.layers.Add(dtype=layer.dtype_policy))([side, y])
-        if layer.activation is gelu_tanh and layer.activity_regularizer is None:
+        if split and layer.activation is gelu_tanh and layer.activity_regularizer is None:
             # An operation, since no stock layer has a name for it.
             return self._named(lambda: Gelu(approximate=True))(y)
         return self._activation(layer)(y) if split else y
@@ -167,7 +169,7 @@ class _Revert(Rebuild):
                 config.pop("activity_regularizer", None)
             if _is_batch_norm(layer):
                 del config["activation"]
-            else:
+            elif layer.takes_in:
                 config["activation"] = None if split else _copy(layer.activation)
             return runs.STOCK[type(layer)].from_config(config)
 
@@ -207,6 +209,8 @@ def _is_batch_norm(layer):
 
 def _splits(layer):
     """Whether what becomes of the values needs a layer of its own next to the stock layer."""
+    if not layer.takes_in:
+        return False
     active = layer.activation is not keras.activations.linear
     # A layer may be called with a side input in one place and without in another.
     if any(len(node.input_tensors) > 1 for node in layer._inbound_nodes):

@@ -16,9 +16,11 @@ class FusedLayer:
 
     Attributes:
         fused_ops: The op types that the layer needs: forward, gradient.
+        takes_in: Whether it has an activation and a side input.
     """
 
     fused_ops: tuple
+    takes_in = True
 
     def _settle_jit(self):
         """Tells Keras that XLA cannot compile the layer; called at the end of the constructor."""

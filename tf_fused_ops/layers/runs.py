@@ -9,6 +9,7 @@ from tf_fused_ops.layers.activation import fusable, gelu_tanh
 from tf_fused_ops.layers.batch_norm import FusedBatchNormalization
 from tf_fused_ops.layers.conv import FusedConv2D
 from tf_fused_ops.layers.dense import FusedDense
+from tf_fused_ops.layers.layer_norm import FusedLayerNormalization
 from tf_fused_ops.remapper import log
 
 # Exact classes: a subclass may compute anything.
@@ -16,6 +17,7 @@ FUSED = {
     keras.layers.Conv2D: FusedConv2D,
     keras.layers.BatchNormalization: FusedBatchNormalization,
     keras.layers.Dense: FusedDense,
+    keras.layers.LayerNormalization: FusedLayerNormalization,
 }
 STOCK = {fused: stock for stock, fused in FUSED.items()}
 
@@ -33,7 +35,7 @@ class Run:
     """Steps that become one fused layer.
 
     Attributes:
-        steps: The steps in order; the first is the convolution, batch norm or matrix product.
+        steps: The steps in order; the first is the convolution, normalization or matrix product.
         activation: The activation, or None to keep the first layer's.
         side: The symbolic tensor that is added, or None.
     """
@@ -80,7 +82,7 @@ class _Search:
             tell(layer.name, reason)
             return []
         steps, activation, side = [head], None, None
-        if self._extensible(head):
+        if fused.takes_in and self._extensible(head):
             add = self._reader(head)
             side = self._other_summand(head, add)
             if side is not None:
