@@ -17,7 +17,7 @@ from tf_fused_ops.bench import (
     table,
     tensorflow_programs,
 )
-from tf_fused_ops.bench.cases import MODES, BatchNormCase, ConvCase, MatMulCase, ResNet50Case
+from tf_fused_ops.bench.cases import MODES, ApplicationCase, BatchNormCase, ConvCase, MatMulCase
 from tf_fused_ops.bench.contest import Timing
 from tf_fused_ops.cli import main
 from tf_fused_ops.remapper import rules
@@ -170,15 +170,19 @@ def test_limit_is_the_larger_of_both():
     assert costs.Work(600, 400).intensity() == 3
 
 
-def test_work_of_the_model():
+@pytest.mark.parametrize("name", table.GROUPS["model"])
+def test_work_of_models(name):
     keras = pytest.importorskip("keras")
-    model = keras.applications.ResNet50(weights=None, input_shape=(160, 160, 3))
+    case = table.CASES[name]
+    build = getattr(keras.applications, case.name)
+    model = build(weights=None, input_shape=(case.size, case.size, 3))
     macs = weights = 0
-    for layer in model.layers:
-        if isinstance(layer, (keras.layers.Conv2D, keras.layers.Dense)):
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, (keras.layers.Conv2D, keras.layers.Dense)) or "kernel" in vars(layer):
+            image = layer._inbound_nodes[0].outputs[0].shape[1:-1]
             weights += np.prod(layer.kernel.shape)
-            macs += np.prod(layer.kernel.shape) * np.prod(layer.output.shape[1:-1])
-    work = costs.work(ResNet50Case(), "forward")
+            macs += np.prod(layer.kernel.shape) * np.prod(image)
+    work = costs.work(case, "forward")
     assert work == (16 * macs, 4 * (weights + 16 * 160 * 160 * 3))
 
 
@@ -193,7 +197,7 @@ def test_grid_has_no_zero_before_the_rectifier_and_no_rounding():
 
 def test_every_family_of_rules_has_a_case():
     """Also the backward pass alone of those that have it, and every activation on its own."""
-    cases = [case for case in table.CASES.values() if not isinstance(case, ResNet50Case)]
+    cases = [case for case in table.CASES.values() if not isinstance(case, ApplicationCase)]
     trained = {case.family for case in cases if getattr(case, "trained", False)}
     assert trained == {rule.family for rule in rules.RULES if not rule.forward_alone}
     alone = {case.family for case in cases if case.modes == ("step",)} - trained

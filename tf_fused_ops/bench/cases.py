@@ -291,29 +291,23 @@ class RuleCase(Case):
 
 
 @dataclasses.dataclass(frozen=True)
-class ResNet50Case(Case):
-    """Keras's ResNet50 with random weights: images of `size` squared, SGD with momentum."""
+class ApplicationCase(Case):
+    """A model of `keras.applications` with random weights: images of `size` squared, SGD with
+    momentum.
 
+    `macs` and `weights` are the multiply-accumulates for one image, and the numbers, of its
+    convolutions and dense layers.
+    """
+
+    name: str = "ResNet50"
+    macs: int = 1_969_356_800
+    weights: int = 25_502_912
     batch: int = 16
     size: int = 160
     dtype: str = "float32"
 
+    classes = 1000
+
     def title(self):
         """What it is, for people."""
-        return f"Keras ResNet50, {self.batch}x{self.size}x{self.size}"
-
-    def convolutions(self):
-        """(height and width of the output, kernel, channels in, channels out) of each."""
-        size = -(-self.size // 2)
-        yield size, 7, 3, 64
-        size, channels = -(-size // 2), 64
-        for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-            size = size if width == 64 else -(-size // 2)
-            yield size, 1, channels, 4 * width
-            for _ in range(blocks):
-                yield size, 1, channels, width
-                yield size, 3, width, width
-                yield size, 1, width, 4 * width
-                channels = 4 * width
-
-    classes = 1000
+        return f"Keras {self.name}, {self.batch}x{self.size}x{self.size}"

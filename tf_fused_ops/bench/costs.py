@@ -5,10 +5,10 @@ import math
 from typing import NamedTuple
 
 from tf_fused_ops.bench.cases import (
+    ApplicationCase,
     BatchNormCase,
     ConvCase,
     MatMulCase,
-    ResNet50Case,
     RuleCase,
 )
 
@@ -100,15 +100,10 @@ def _(case: RuleCase, mode):
 
 
 @work.register
-def _(case: ResNet50Case, mode):
-    convolutions = list(case.convolutions())
-    dense = convolutions[-1][-1] * case.classes
-    macs = dense + sum(size**2 * kernel**2 * a * b for size, kernel, a, b in convolutions)
-    weights = dense + sum(kernel**2 * a * b for _, kernel, a, b in convolutions)
-    macs *= case.batch
+def _(case: ApplicationCase, mode):
     images = case.batch * case.size**2 * 3
     # A lower bound: what the layers hand on is left out. The step reads weights and momentum and
     # writes both.
     passes = 1 if mode == "forward" else 4
-    macs *= 1 if mode == "forward" else 3
-    return Work(macs, BYTES[case.dtype] * (images + passes * weights))
+    macs = case.batch * case.macs * (1 if mode == "forward" else 3)
+    return Work(macs, BYTES[case.dtype] * (images + passes * case.weights))

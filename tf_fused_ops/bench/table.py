@@ -5,10 +5,10 @@ import fnmatch
 
 from tf_fused_ops.bench.cases import (
     MODES,
+    ApplicationCase,
     BatchNormCase,
     ConvCase,
     MatMulCase,
-    ResNet50Case,
     RuleCase,
 )
 
@@ -192,7 +192,12 @@ GROUPS = {
         "conv3x3_2_groups": ConvCase(8, (28, 28), 128, 128, groups=2),
     },
     "rules": _RULES | _alone(_ALONE),
-    "model": {"resnet50": ResNet50Case()},
+    "model": {
+        "resnet50": ApplicationCase(),
+        "mobilenet_v2": ApplicationCase("MobileNetV2", 154_083_200, 3_469_760),
+        "efficientnet_b0": ApplicationCase("EfficientNetB0", 197_778_400, 5_236_192),
+        "convnext_tiny": ApplicationCase("ConvNeXtTiny", 2_273_606_400, 28_524_000),
+    },
 }
 CASES = {name: case for group in GROUPS.values() for name, case in group.items()}
 

@@ -8,10 +8,10 @@ import tensorflow as tf
 from tf_fused_ops.bench import grid
 from tf_fused_ops.bench.cases import (
     EPSILON,
+    ApplicationCase,
     BatchNormCase,
     ConvCase,
     MatMulCase,
-    ResNet50Case,
     RuleCase,
 )
 from tf_fused_ops.bench.stacks import POOL
@@ -81,7 +81,7 @@ class Programs:
         Raises:
             NotWhatItClaims: The traced graph is not the peer's kind.
         """
-        if isinstance(case, ResNet50Case):
+        if isinstance(case, ApplicationCase):
             return self._load_model(case, mode)
         values = zip(grid.inputs(case), grid.dtypes(case), strict=True)
         inputs = [tf.constant(value, dtype) for value, dtype in values]
@@ -137,7 +137,7 @@ class Programs:
         return tf.function(function, jit_compile=self._peer == "xla", autograph=False)
 
     def _load_model(self, case, mode):
-        call = self.decorate(resnet50(case, mode))
+        call = self.decorate(application(case, mode))
         self._check(call.get_concrete_function(), whole=False)
         # The losses of the first steps.
         steps = 1 if mode == "forward" else 3
@@ -307,13 +307,14 @@ def _(case: RuleCase):
     return forward
 
 
-def resnet50(case, mode):
+def application(case, mode):
     """A function without arguments that predicts, or takes a training step and returns the loss."""
     import keras
 
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(case.dtype)
-    model = keras.applications.ResNet50(weights=None, input_shape=(case.size, case.size, 3))
+    build = getattr(keras.applications, case.name)
+    model = build(weights=None, input_shape=(case.size, case.size, 3))
     random = np.random.default_rng(0)
     images = tf.constant(random.normal(size=(case.batch, case.size, case.size, 3)), case.dtype)
     if mode == "forward":
