@@ -8,7 +8,12 @@ from remapping import FUSED, op_counts
 
 from tf_fused_ops import layers
 
-KINDS = (layers.FusedConv2D, layers.FusedBatchNormalization, layers.FusedDense)
+KINDS = (
+    layers.FusedConv2D,
+    layers.FusedBatchNormalization,
+    layers.FusedLayerNormalization,
+    layers.FusedDense,
+)
 
 Case = collections.namedtuple("Case", "fused stock options shape output_shape op")
 

@@ -236,11 +236,11 @@ REFUSED = {
         "also used by Exp",
     ),
     "statistics_of_another": (statistics_of_another, [NHWC, NHWC, (6,), (6,)], None, None),
-    "layer_norm": (
-        lambda x: keras.ops.layer_normalization(x),
+    "norm_of_an_image": (
+        lambda x: keras.ops.layer_normalization(x, axis=[1, 2]),
         [NHWC],
-        None,
-        None,
+        "layer_norm",
+        "not the last one alone",
     ),
     "broadcast_x": (
         given_norm,
