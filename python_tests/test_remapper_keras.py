@@ -101,7 +101,9 @@ ARCHITECTURES = {
         "relu_max_pool": 5,
     },
     "MobileNetV3Small": {
-        "conv2d_moments": 15,
+        "conv2d_moments": 23,
+        "grouped_conv2d": 7,
+        "pad_conv2d": 4,
         "conv2d_bias": 10,
         "conv2d_bias_hard_swish": 1,
         "conv2d_bias_relu": 9,
@@ -111,7 +113,8 @@ ARCHITECTURES = {
         "moments_batch_norm_relu": 5,
     },
     "EfficientNetV2B0": {
-        "conv2d_moments": 43,
+        "conv2d_moments": 59,
+        "grouped_conv2d": 16,
         "conv2d_bias_sigmoid": 16,
         "conv2d_bias_silu": 16,
         "matmul_bias": 1,
@@ -123,6 +126,7 @@ ARCHITECTURES = {
         "conv2d_bias": 22,
         "dense_bias": 18,
         "dense_bias_gelu_erf": 18,
+        "layer_norm": 23,
         "matmul_bias": 1,
     },
 }

@@ -44,23 +44,22 @@ def inline(view, options, find_function):
             and its `graph`; None if it is not known.
 
     Returns:
-        (The calls, now hidden, consumers before producers; the convolutions and gradient ops that
-        are in the graph now).
+        {convolution or gradient op that is in the graph now: the call, now hidden, in whose place}.
     """
     calls = [op for op_type in _CALLS for op in view.ops(op_type) if is_compiled_call(op)]
-    inlined, replaced, reads = [], [], {}
+    inlined, replaced, reads = {}, [], {}
     # What a backward function is given comes from its forward function.
     for call in sorted(calls, key=view.position.get):
         body = _body(call, options, find_function)
         if body is not None:
             copy = _copy(call, body)
             _put_in_place(view, call, copy)
-            inlined += (op for op in copy.ops if op.type in CONVOLUTIONS)
+            inlined |= {op: call for op in copy.ops if op.type in CONVOLUTIONS}
             replaced.insert(0, call)
             reads.update((call, op) for op in copy.ops if op.type == _READ)
     if replaced:
         hiding.hide(view.graph, replaced, reads)
-    return replaced, inlined
+    return inlined
 
 
 def fuse_alone(op):

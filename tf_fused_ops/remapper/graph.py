@@ -10,6 +10,7 @@ nodes are replaced.
 
 import collections
 import functools
+import math
 
 from tensorflow.python.client import pywrap_tf_session
 
@@ -28,7 +29,14 @@ class GraphView:
             op.
     """
 
-    def __init__(self, graph, outputs, identify_gradient=custom_gradients.identify, withheld=()):
+    def __init__(
+        self,
+        graph,
+        outputs,
+        identify_gradient=custom_gradients.identify,
+        withheld=(),
+        places=None,
+    ):
         """Indexes a graph.
 
         Args:
@@ -36,6 +44,7 @@ class GraphView:
             outputs: The tensors (or ops) that leave the graph before it is rewritten.
             identify_gradient: What tells the overridden gradients of its ops apart.
             withheld: Tensors that new ops must not read.
+            places: Op -> number: the order to take them in, but for what needs another.
         """
         self.graph = graph
         self.types, self.inputs, self._before, self._anonymous = reading.read(graph)
@@ -54,6 +63,9 @@ class GraphView:
         self._consumers = collections.defaultdict(list)
         for op, op_type in self.types.items():
             self._by_type[op_type].append(op)
+        if places is not None:
+            roots = sorted(self._before, key=lambda op: places.get(op, math.inf))
+            self._before = {op: self._before[op] for op in roots}
         ops = _topological(self._before)
         self.position = {op: place for place, op in enumerate(ops)}
         stateful = {op_type for op_type, alike in self._by_type.items() if alike[0]._is_stateful}

@@ -18,6 +18,7 @@ from tf_fused_ops.remapper import (
     compiled_convs,
     conv_moments,
     custom_gradients,
+    depthwise,
     emission,
     hiding,
     log,
@@ -136,15 +137,15 @@ class _Rewriter:
         updates = variable_updates.ANCHORS if in_program_order else ()
         begins |= set(updates)
         if not any(
-            op.type in begins or compiled_convs.is_compiled_call(op)
+            op.type in begins or op.type in depthwise.OPS or compiled_convs.is_compiled_call(op)
             for op in self.graph.get_operations()
         ):
             return self.outputs, self.report
         self.view = self._make_view(self.graph, self.outputs)
         with emission.outside(self.graph):
-            calls, inlined = compiled_convs.inline(self.view, self._options, self._find_function)
-            if calls:
-                self.view = self._make_view(self.graph, self.view.outputs)
+            inlined = compiled_convs.inline(self.view, self._options, self._find_function)
+            inlined |= depthwise.regroup(self.view, self._options)
+            replaced = self._renew_view(inlined) if inlined else []
             while self._sweep() or self._sweep_backward():
                 pass
             self.view.bury()
@@ -159,10 +160,25 @@ class _Rewriter:
             if all(map(self.view.is_live, candidate.nodes)):
                 self._refuse(candidate, reason)
         self.report.refused = list(self._refused.values())
-        if self.report.fused or calls:
-            # Calls read what is replaced now.
-            hiding.hide(self.graph, [*calls, *self.view.leftovers()], self._successors)
+        if self.report.fused or replaced:
+            # They read what is replaced now.
+            hiding.hide(self.graph, [*replaced, *self.view.leftovers()], self._successors)
         return self.outputs, self.report
+
+    def _renew_view(self, inlined):
+        """Indexes the graph anew, with inlined ops where those are in whose stead they are.
+
+        Args:
+            inlined: {inlined op: the op in whose stead it is}.
+
+        Returns:
+            The latter, consumers before producers.
+        """
+        places = self.view.position
+        replaced = sorted(set(inlined.values()), key=places.get, reverse=True)
+        places |= {op: places[old] for op, old in inlined.items()}
+        self.view = self._make_view(self.graph, self.view.outputs, places=places)
+        return replaced
 
     def _anchors(self, last):
         return rules.by_anchor(self._options.added_rules, last).keys()
