@@ -13,6 +13,7 @@ KINDS = (
     layers.FusedBatchNormalization,
     layers.FusedLayerNormalization,
     layers.FusedDense,
+    layers.FusedDepthwiseConv2D,
 )
 
 Case = collections.namedtuple("Case", "fused stock options shape output_shape op")
@@ -56,6 +57,30 @@ CASES = {
         {"filters": 6, "kernel_size": 3, "padding": "same", "groups": 2},
         (2, 6, 6, 4),
         (2, 6, 6, 6),
+        FUSED["Conv2D"],
+    ),
+    "depthwise_conv": Case(
+        layers.FusedDepthwiseConv2D,
+        keras.layers.DepthwiseConv2D,
+        {"kernel_size": 3, "padding": "same"},
+        (2, 6, 6, 5),
+        (2, 6, 6, 5),
+        FUSED["Conv2D"],
+    ),
+    "depthwise_conv_strided": Case(
+        layers.FusedDepthwiseConv2D,
+        keras.layers.DepthwiseConv2D,
+        {"kernel_size": (3, 2), "strides": 2, "depth_multiplier": 3, "use_bias": False},
+        (2, 9, 8, 4),
+        (2, 4, 4, 12),
+        FUSED["Conv2D"],
+    ),
+    "depthwise_conv_channels_first": Case(
+        layers.FusedDepthwiseConv2D,
+        keras.layers.DepthwiseConv2D,
+        {"kernel_size": 3, "dilation_rate": 2, "data_format": "channels_first"},
+        (2, 4, 7, 7),
+        (2, 4, 3, 3),
         FUSED["Conv2D"],
     ),
     "batch_norm": Case(

@@ -13,12 +13,14 @@ from tf_fused_ops.layers.batch_norm import FusedBatchNormalization  # noqa: E402
 from tf_fused_ops.layers.conv import FusedConv2D  # noqa: E402
 from tf_fused_ops.layers.convert import convert, revert  # noqa: E402
 from tf_fused_ops.layers.dense import FusedDense  # noqa: E402
+from tf_fused_ops.layers.depthwise_conv import FusedDepthwiseConv2D  # noqa: E402
 from tf_fused_ops.layers.layer_norm import FusedLayerNormalization  # noqa: E402
 
 __all__ = [
     "FusedBatchNormalization",
     "FusedConv2D",
     "FusedDense",
+    "FusedDepthwiseConv2D",
     "FusedLayerNormalization",
     "convert",
     "gelu_tanh",

@@ -8,8 +8,55 @@ from tf_fused_ops.layers.fused import FusedLayer, lora_or_quantized
 from tf_fused_ops.ops import conv2d_bias_act
 
 
+class Convolution(FusedLayer):
+    """What layers share that run the fused convolution; mixed in as `FusedLayer` is."""
+
+    fused_ops = ("TfFusedOps>Conv2DBiasAct", "TfFusedOps>Conv2DBiasActGrad")
+    winograd = False
+
+    @property
+    def _filters(self):
+        """The kernel as the fused op takes it."""
+        return ops.convert_to_tensor(self.kernel)
+
+    def _convolve(self, inputs):
+        """The stock convolution without bias and activation."""
+        raise NotImplementedError
+
+    def call(self, inputs, side_input=None):
+        reason = self._objection(inputs)
+        if reason:
+            self._tell(reason)
+            return self._stock(inputs, side_input)
+        activation, rest = self._fused_activation()
+        y = conv2d_bias_act(
+            inputs,
+            self._filters,
+            None if self.bias is None else ops.convert_to_tensor(self.bias),
+            strides=list(self.strides),
+            padding=self.padding.upper(),
+            activation=activation.name,
+            side_input=side_input,
+            data_format="NHWC" if self.data_format == "channels_last" else "NCHW",
+            dilations=list(self.dilation_rate),
+            alpha=activation.alpha,
+            winograd=self.winograd,
+            name=self.name,
+        )
+        return y if rest is None else rest(y)
+
+    def _stock(self, inputs, side_input):
+        if side_input is None:
+            return super().call(inputs)
+        y = self._convolve(inputs)
+        if self.bias is not None:
+            last = self.data_format == "channels_last"
+            y = y + ops.reshape(self.bias, (1, 1, 1, -1) if last else (1, -1, 1, 1))
+        return self.activation(y + side_input)
+
+
 @keras.saving.register_keras_serializable(package="tf_fused_ops")
-class FusedConv2D(FusedLayer, keras.layers.Conv2D):
+class FusedConv2D(Convolution, keras.layers.Conv2D):
     """2D convolution with bias, residual and activation in one op.
 
     activation(conv2d(inputs, kernel) + bias + side_input)
@@ -29,8 +76,6 @@ class FusedConv2D(FusedLayer, keras.layers.Conv2D):
         That of `keras.layers.Conv2D`.
     """
 
-    fused_ops = ("TfFusedOps>Conv2DBiasAct", "TfFusedOps>Conv2DBiasActGrad")
-
     def __init__(self, *args, winograd=False, **kwargs):
         super().__init__(*args, **kwargs)
         self.winograd = bool(winograd)
@@ -49,33 +94,5 @@ class FusedConv2D(FusedLayer, keras.layers.Conv2D):
             return f"the convolution has {self.groups} groups, which is fused on the CPU alone"
         return reason
 
-    def call(self, inputs, side_input=None):
-        reason = self._objection(inputs)
-        if reason:
-            self._tell(reason)
-            return self._stock(inputs, side_input)
-        activation, rest = self._fused_activation()
-        y = conv2d_bias_act(
-            inputs,
-            ops.convert_to_tensor(self.kernel),
-            None if self.bias is None else ops.convert_to_tensor(self.bias),
-            strides=list(self.strides),
-            padding=self.padding.upper(),
-            activation=activation.name,
-            side_input=side_input,
-            data_format="NHWC" if self.data_format == "channels_last" else "NCHW",
-            dilations=list(self.dilation_rate),
-            alpha=activation.alpha,
-            winograd=self.winograd,
-            name=self.name,
-        )
-        return y if rest is None else rest(y)
-
-    def _stock(self, inputs, side_input):
-        if side_input is None:
-            return super().call(inputs)
-        y = self.convolution_op(inputs, self.kernel)
-        if self.bias is not None:
-            last = self.data_format == "channels_last"
-            y = y + ops.reshape(self.bias, (1, 1, 1, -1) if last else (1, -1, 1, 1))
-        return self.activation(y + side_input)
+    def _convolve(self, inputs):
+        return self.convolution_op(inputs, self.kernel)

@@ -9,6 +9,7 @@ from tf_fused_ops.layers.activation import fusable, gelu_tanh
 from tf_fused_ops.layers.batch_norm import FusedBatchNormalization
 from tf_fused_ops.layers.conv import FusedConv2D
 from tf_fused_ops.layers.dense import FusedDense
+from tf_fused_ops.layers.depthwise_conv import FusedDepthwiseConv2D
 from tf_fused_ops.layers.layer_norm import FusedLayerNormalization
 from tf_fused_ops.remapper import log
 
@@ -17,6 +18,7 @@ FUSED = {
     keras.layers.Conv2D: FusedConv2D,
     keras.layers.BatchNormalization: FusedBatchNormalization,
     keras.layers.Dense: FusedDense,
+    keras.layers.DepthwiseConv2D: FusedDepthwiseConv2D,
     keras.layers.LayerNormalization: FusedLayerNormalization,
 }
 STOCK = {fused: stock for stock, fused in FUSED.items()}
