@@ -6,13 +6,11 @@ TensorFlow has ops of their own for them, with filters [height, width, channels,
 import collections
 import functools
 
-import tensorflow as tf
-
 from tf_fused_ops._devices import device_type
-from tf_fused_ops.remapper import custom_gradients, hiding
+from tf_fused_ops.remapper import custom_gradients
 from tf_fused_ops.remapper.attributes import KEEP
 from tf_fused_ops.remapper.convolution import GROUPED
-from tf_fused_ops.remapper.emission import add, emitting
+from tf_fused_ops.remapper.emission import add, emitting, reshape
 
 _FORWARD = "DepthwiseConv2dNative"
 _INPUT_GRADIENT, _FILTERS_GRADIENT = f"{_FORWARD}BackpropInput", f"{_FORWARD}BackpropFilter"
@@ -27,20 +25,18 @@ def regroup(view, options):
     """Puts convolutions in groups in the place of depthwise ones and of their gradients.
 
     Args:
-        view: A GraphView, which is out of date afterwards but for its outputs.
+        view: A GraphView.
         options: RemapOptions.
 
     Returns:
-        {convolution or gradient op that is in the graph now: the op, now hidden, in whose place}.
+        The convolutions and gradient ops that are in the graph now.
     """
     names = (GROUPED.name, f"{GROUPED.name}_grad")
-    found = [op for kind in OPS for op in view.ops(kind) if _is_movable(view, op)]
+    found = [op for kind in OPS for op in view.ops(kind) if _is_movable(op)]
     if not found or not all(map(options.allows, names)):
-        return {}
-    operands = _operands(view, found)
-    known, made = {}, {}
-    for op in sorted(operands, key=view.position.get):
-        input, filters = operands[op]
+        return []
+    known, made = {}, []
+    for op, (input, filters) in _operands(view, found):
         if not _fits(op, input, filters):
             continue
         with emitting(op, op.control_inputs):
@@ -48,10 +44,9 @@ def regroup(view, options):
             if key not in known:
                 known[key] = _Operands(op.name, input, filters)
             new, result = _KINDS[op.type](op, known[key])
-        view.redirect(op.outputs[0], result)
-        made[new] = op
-    if made:
-        hiding.hide(view.graph, [*made.values()][::-1])
+        view.remove([op])
+        view.swap([(op.outputs[0], result)])
+        made.append(new)
     return made
 
 
@@ -61,9 +56,8 @@ class _Operands:
     def __init__(self, name, input, filters):
         height, width, channels, multiplier = self.stock_shape = filters.shape.as_list()
         self.input = input
-        self.filters = _reshape(
-            f"{name}_filters", filters, [height, width, 1, channels * multiplier]
-        )
+        shape = [height, width, 1, channels * multiplier]
+        self.filters = reshape(filters, shape, f"{name}_filters")
         self._name = name
 
     @functools.cached_property
@@ -86,7 +80,7 @@ def _input_gradient(op, operands):
 def _filters_gradient(op, operands):
     conv = _add("Conv2DBackpropFilter", op, operands.input, operands.sizes[1], op.inputs[2])
     conv.outputs[0].set_shape(operands.filters.shape)
-    return conv, _reshape(f"{op.name}_gradient", conv.outputs[0], operands.stock_shape)
+    return conv, reshape(conv.outputs[0], operands.stock_shape, f"{op.name}_gradient")
 
 
 def _add(op_type, op, *inputs):
@@ -95,14 +89,10 @@ def _add(op_type, op, *inputs):
     return add(op_type, *inputs, name=f"{op.name}_grouped", **attributes)
 
 
-def _reshape(name, tensor, shape):
-    return add("Reshape", tensor, tf.constant(shape, tf.int32), name=name).outputs[0]
-
-
 _KINDS = dict(zip(OPS, (_forward, _input_gradient, _filters_gradient), strict=True))
 
 
-def _is_movable(view, op):
+def _is_movable(op):
     """Returns whether an op may be replaced, as far as it tells itself."""
     attributes = op.node_def.attr
     return (
@@ -110,7 +100,6 @@ def _is_movable(view, op):
         and custom_gradients.ATTRIBUTE not in attributes
         and device_type(op.device) == "CPU"
         and op.outputs[0].dtype.name in _DTYPES
-        and not view.waiting(op)
     )
 
 
@@ -129,7 +118,7 @@ def _fits(op, input, filters):
 
 
 def _operands(view, ops):
-    """Returns {op: (input, filters)} of those for which both are found.
+    """Returns pairs (op, (input, filters)) of those for which both are found, producers first.
 
     A gradient op is given one of them, and the shape of the other, which is what it will need. Who
     is given the other and the same incoming gradient knows it, or the one forward op that reads the
@@ -162,4 +151,4 @@ def _operands(view, ops):
             pairs = [pair for pair in pairs if is_known_at(op, pair)]
             if len(pairs) == 1:
                 found[op] = pairs[0]
-    return found
+    return sorted(found.items(), key=lambda item: view.position[item[0]])

@@ -22,7 +22,7 @@ class _Current(threading.local):
     """What is being rewritten.
 
     Attributes:
-        constants: (value, dtype) -> the scalar in its graph.
+        constants: (value, dtype) -> the tensor in its graph.
         trace: The stack trace of the op in whose place new ones are added.
     """
 
@@ -119,9 +119,26 @@ def add(op_type, *inputs, name, **attrs):
     return op
 
 
+def reshape(tensor, shape, name="Reshape"):
+    """Returns a tensor in another shape.
+
+    Args:
+        tensor: The tensor.
+        shape: A list of sizes, one of which may be -1, or a tensor of them.
+        name: The op's name; a number is appended if it is taken.
+    """
+    if not isinstance(shape, list):
+        return tf.reshape(tensor, shape, name=name)
+    if tensor.shape.rank == len(shape) and (shape == [-1] or tensor.shape.as_list() == shape):
+        return tensor
+    return add("Reshape", tensor, constant(shape, tf.int32), name=name).outputs[0]
+
+
 def constant(value, dtype):
-    """Returns a scalar in the graph that is rewritten, the same one for the same value."""
-    constants, key = _current.constants, (float(value), dtype)
+    """Returns a scalar, or a vector, in the graph that is rewritten, the same one for the same
+    value."""
+    whole = tuple(value) if isinstance(value, list) else float(value)
+    constants, key = _current.constants, (whole, dtype)
     if key not in constants:
         with tf.control_dependencies(None), tf.device(None):
             constants[key] = tf.constant(value, dtype)

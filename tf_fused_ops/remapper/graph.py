@@ -186,6 +186,22 @@ class GraphView:
             ops = _topological(self._before)
             self.position = {op: place for place, op in enumerate(ops)}
 
+    def swap(self, replacements):
+        """Puts new tensors in the place of others.
+
+        Args:
+            replacements: Pairs of an old tensor, whose maker has been removed, and a new one.
+        """
+        for old, new in {old.op: new.op for old, new in reversed(replacements)}.items():
+            for user in self.waiting(old):
+                self.replace_control_input(user, old, new)
+        for old, new in replacements:
+            if not new.shape.is_fully_defined():
+                new.set_shape(old.shape)
+            self.redirect(old, new)
+        for old, new in replacements:
+            self.adopt(new.op, old.op)
+
     def _enter(self, op):
         self._live.add(op)
         self.types[op] = op.type

@@ -5,7 +5,7 @@ import time
 import tensorflow as tf
 
 from tf_fused_ops.ops import _gradient, reference
-from tf_fused_ops.remapper import emission, hiding, rewriter
+from tf_fused_ops.remapper import emission, hiding
 from tf_fused_ops.remapper.graph import GraphView
 from tf_fused_ops.remapper.graph_def import Transform
 from tf_fused_ops.remapper.report import Fusion, Report
@@ -31,7 +31,7 @@ class ToStock(Transform):
                 for op in fused:
                     new = _emit(op)
                     view.remove([op])
-                    rewriter.swap(view, list(zip(op.outputs, new, strict=True)))
+                    view.swap(list(zip(op.outputs, new, strict=True)))
                     report.fused.append(Fusion(op.type, (op.name,), (new[0].op.name,), ()))
             hiding.hide(graph, view.leftovers())
             outputs = view.outputs

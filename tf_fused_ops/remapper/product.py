@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_fused_ops.remapper import shapes
 from tf_fused_ops.remapper.contraction import AddAct, ContractionBiasAct
+from tf_fused_ops.remapper.emission import reshape
 
 
 class MatMulBiasAct(ContractionBiasAct):
@@ -94,21 +95,21 @@ class _ReshapedBiasAct(MatMulBiasAct):
         """Returns the shape of the result for `tf.reshape`."""
 
     def widen(self, match, tensor):
-        return tf.reshape(tensor, [-1, self.channels(match).num_elements()])
+        return reshape(tensor, [-1, self.channels(match).num_elements()])
 
     def flat_bias(self, bias):
-        return tf.reshape(bias, [-1])
+        return reshape(bias, [-1])
 
     def narrow(self, match, tensor):
-        return tf.reshape(tensor, self.shape(match))
+        return reshape(tensor, self.shape(match))
 
     def narrow_gradient(self, match, name, gradient):
-        return tf.reshape(gradient, _sizes(match.operands[name]))
+        return reshape(gradient, _sizes(match.operands[name]))
 
     def _factors(self, match):
         b, columns = match.operands["b"], self.channels(match).num_elements()
         rows = b.shape.num_elements() // max(columns, 1)
-        return [tf.reshape(match.operands["a"], [-1, rows]), tf.reshape(b, [rows, columns])]
+        return [reshape(match.operands["a"], [-1, rows]), reshape(b, [rows, columns])]
 
 
 class EinsumBiasAct(_ReshapedBiasAct):

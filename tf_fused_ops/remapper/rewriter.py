@@ -144,14 +144,14 @@ class _Rewriter:
         self.view = self._make_view(self.graph, self.outputs)
         with emission.outside(self.graph):
             inlined = compiled_convs.inline(self.view, self._options, self._find_function)
-            inlined |= depthwise.regroup(self.view, self._options)
             replaced = self._renew_view(inlined) if inlined else []
+            regrouped = depthwise.regroup(self.view, self._options)
             while self._sweep() or self._sweep_backward():
                 pass
             self.view.bury()
             while self._sweep(last=True):
                 pass
-            for op in filter(self.view.is_live, inlined):
+            for op in filter(self.view.is_live, [*inlined, *regrouped]):
                 self._fuse_alone(op)
             for anchor in self._upwards(updates):
                 self._try_update(anchor)
@@ -299,7 +299,7 @@ class _Rewriter:
         self.view.remove([op])
         with emission.emitting(op, op.control_inputs):
             tensor, name, message = compiled_convs.fuse_alone(op)
-        swap(self.view, [(op.outputs[0], tensor)])
+        self.view.swap([(op.outputs[0], tensor)])
         log.vlog(log.FUSION, message)
         gradients, origin = int(op.type != "Conv2D"), source.Origin(op)
         self.report.fused.append(
@@ -383,7 +383,7 @@ class _Rewriter:
 
     def _swap(self, old, new):
         """Replaces old tensors by the new ones of the same names."""
-        swap(self.view, [(tensor, new[name]) for name, tensor in old.items()])
+        self.view.swap([(tensor, new[name]) for name, tensor in old.items()])
 
     def _refuse(self, candidate, reason):
         name, root = candidate.name, candidate.root
@@ -408,24 +408,6 @@ def _collector_paused():
     finally:
         if was_on:
             gc.enable()
-
-
-def swap(view, replacements):
-    """Puts new tensors in the place of others.
-
-    Args:
-        view: The GraphView; the makers of the old tensors have been removed from it.
-        replacements: Pairs of an old and a new tensor.
-    """
-    for old, new in {old.op: new.op for old, new in reversed(replacements)}.items():
-        for user in view.waiting(old):
-            view.replace_control_input(user, old, new)
-    for old, new in replacements:
-        if not new.shape.is_fully_defined():
-            new.set_shape(old.shape)
-        view.redirect(old, new)
-    for old, new in replacements:
-        view.adopt(new.op, old.op)
 
 
 def _makers(tensors):
