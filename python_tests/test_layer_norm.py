@@ -1,4 +1,4 @@
-"""Layer normalization: numbers and gradients of every order, shapes, errors."""
+"""Layer and RMS normalization: numbers and gradients of every order, shapes, errors."""
 
 import cases
 import numpy as np
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import assert_as_exact
 
-from tf_fused_ops import _library, layer_norm
+from tf_fused_ops import _library, layer_norm, rms_norm
 from tf_fused_ops.ops import reference
 
 EPSILON = 1e-5
@@ -130,6 +130,29 @@ def test_empty(shape):
         np.testing.assert_array_equal(value, np.zeros(shape[-1]))
 
 
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("shape", SHAPES[:-1], ids=str)
+def test_rms(shape, dtype, isa):
+    values = tensors(shape, dtype)
+    del values[2]
+    wide = [value.astype(np.float64) for value in values]
+    term = np.abs(wide[2] * wide[1]).max() / np.sqrt((wide[0] ** 2).mean(-1).min() + EPSILON)
+    scales = {"y": 0, "x_grad": term, "scale_grad": np.sqrt(np.prod(shape[:-1]))}
+
+    def stock(x, scale):
+        x, dtype = tf.cast(x, scale.dtype), x.dtype
+        mean_square = tf.reduce_mean(tf.square(x), -1, keepdims=True)
+        return tf.cast(x * tf.math.rsqrt(mean_square + EPSILON) * scale, dtype)
+
+    runs = (
+        outputs(lambda *v: rms_norm(*v, EPSILON), values),
+        outputs(stock, values),
+        outputs(stock, wide),
+    )
+    for (name, scale), found, *others in zip(scales.items(), *runs, strict=True):
+        assert_as_exact(name, found, *others, found.dtype.name, scale)
+
+
 def problem():
     values = [tf.constant(v) for v in tensors((3, 2, 5), "float64")]
     return values[:3], values[3]
@@ -145,10 +168,11 @@ def test_against_finite_differences():
 def test_second_order():
     inputs, dy = problem()
     weights = weights_for(inputs)
-    expected = second_order(centred, inputs, dy, weights)
-    assert_all_close(second_order(fused, inputs, dy, weights), expected)
     in_function = tf.function(second_order, autograph=False)
-    assert_all_close(in_function(fused, inputs, dy, weights), expected)
+    for function, stock in ((fused, centred), (rms, rms_reference)):
+        expected = second_order(stock, inputs, dy, weights)
+        assert_all_close(second_order(function, inputs, dy, weights), expected)
+        assert_all_close(in_function(function, inputs, dy, weights), expected)
 
 
 def test_second_order_against_finite_differences():
@@ -160,17 +184,28 @@ def test_second_order_against_finite_differences():
         np.testing.assert_allclose(value, other, atol=1e-5, rtol=1e-5)
 
 
-def raw(x, scale, offset):
-    return _library.ops.tf_fused_ops_layer_norm(x, scale, offset, epsilon=EPSILON)
+def raw(x, scale, offset, **options):
+    return _library.ops.tf_fused_ops_layer_norm(x, scale, offset, epsilon=EPSILON, **options)
 
 
-def test_reference():
+def rms(x, scale, offset):
+    return raw(x, scale, offset, subtract_mean=False)[0]
+
+
+def rms_reference(x, scale, offset):
+    return reference.layer_norm(x, scale, offset, EPSILON, subtract_mean=False)[0]
+
+
+@pytest.mark.parametrize("subtract_mean", [True, False])
+def test_reference(subtract_mean):
     """What graphs without the package compute."""
     inputs, dy = problem()
-    found = reference.layer_norm(*inputs, EPSILON)
-    assert_all_close(found, raw(*inputs))
-    expected = _library.ops.tf_fused_ops_layer_norm_grad(dy, *inputs[:2], *found[1:])
-    assert_all_close(reference.layer_norm_grad(dy, *inputs[:2], found[2]), expected)
+    options = {"subtract_mean": subtract_mean}
+    found = reference.layer_norm(*inputs, EPSILON, **options)
+    assert_all_close(found, raw(*inputs, **options))
+    operands = (dy, *inputs[:2], *found[1:])
+    expected = _library.ops.tf_fused_ops_layer_norm_grad(*operands, **options)
+    assert_all_close(reference.layer_norm_grad(dy, *inputs[:2], found[2], **options), expected)
 
 
 def test_statistics_have_gradients():

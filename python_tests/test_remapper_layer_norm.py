@@ -1,4 +1,4 @@
-"""Layer normalization: the ways to write it, what is fused, what is left to stock."""
+"""Layer and RMS normalization: the ways to write them, what is fused, what is left to stock."""
 
 import keras
 import pytest
@@ -94,6 +94,46 @@ def test_without_scale_or_offset(form, present):
 
     operands = [X, SCALE][: 1 if present == "neither" else 2]
     check(step_of(chain), operands, {"layer_norm": 1}, gradients=1)
+
+
+def rms_of_difference(x, scale):
+    x = x - scale
+    return centred(x, tf.reduce_mean(tf.square(x), -1, keepdims=True))
+
+
+RMS = {
+    "keras": lambda x, scale: keras.ops.rms_normalization(x, scale, epsilon=EPSILON),
+    "power": lambda x, scale: centred(x, tf.reduce_mean(tf.pow(x, 2), -1, keepdims=True)) * scale,
+    "product": lambda x, scale: scale * centred(x, tf.reduce_mean(x * x, [2], keepdims=True)),
+    "alone": lambda x: centred(x, tf.reduce_mean(tf.square(x), -1, keepdims=True)),
+    "difference": rms_of_difference,
+}
+
+
+@pytest.mark.parametrize("unknown_batch", [False, True])
+@pytest.mark.parametrize("name", RMS)
+def test_rms(name, unknown_batch):
+    unknown = [0] if unknown_batch else []
+    operands = [X] if name == "alone" else [X, SCALE]
+    check(RMS[name], operands, {"rms_norm": 1}, unknown_batch=unknown)
+    step = step_of(RMS[name])
+    check(step, operands, {"rms_norm": 1}, gradients=1, unknown_batch=unknown)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16", "float64"])
+def test_keras_rms_layer(policy):
+    layer = keras.layers.RMSNormalization(dtype=policy)
+    layer.build((2, 3, 21))
+    (x,) = random_values((2, 3, 21), dtype=layer.compute_dtype)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+            loss = tf.reduce_sum(tf.cast(y, "float32") ** 3)
+        return y, tape.gradient(loss, [x, layer.scale.value])
+
+    check(step, [x], {"rms_norm": 1}, gradients=1)
 
 
 @pytest.mark.parametrize("shape", [(4, 7), (2, 3, 2, 9), (2, 2, 3, 2, 5)])

@@ -49,6 +49,7 @@ SHAPES = {
     "given_batch_norm_add": [*BATCH_NORM, (4, 5, 3, 6)],
     "relu_max_pool": [(2, 5, 4, 3)],
     "layer_norm": [(2, 5, 6), (6,), (6,)],
+    "rms_norm": [(2, 5, 6), (6,), (6,)],
 }
 DECOMPOSED = {"epsilon": 1e-3, "scaled": True, "centered": True, "reshaped": False, "half": None}
 VARIANTS = {
@@ -56,6 +57,7 @@ VARIANTS = {
     "given_batch_norm": DECOMPOSED,
     "conv2d_given_batch_norm": DECOMPOSED,
     "layer_norm": DECOMPOSED | {"axes": [-1], "form": "keras"},
+    "rms_norm": DECOMPOSED | {"axes": -1, "form": "Square"},
 }
 # Every spelling of every activation is tried alone and after one chain; the others take the first.
 ALL_SPELLINGS = ("act", "matmul_bias")

@@ -18,6 +18,7 @@ from tf_fused_ops.ops import (
     layer_norm,
     matmul_bias_act,
     max_pool2d_act,
+    rms_norm,
     sync_batch_norm_act,
 )
 from tf_fused_ops.remapper import RemapOptions, remap
@@ -39,6 +40,7 @@ __all__ = [
     "matmul_bias_act",
     "max_pool2d_act",
     "remap",
+    "rms_norm",
     "sync_batch_norm_act",
     "viz",
 ]

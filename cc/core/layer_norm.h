@@ -1,6 +1,7 @@
 // Layer normalization: y = (x - mean) * inv_std * scale + offset, with mean and
-// inverse standard deviation of every row. Results depend on shape and values
-// only, never on the number of threads.
+// inverse standard deviation of every row; RMS normalization takes zero for the
+// mean. Results depend on shape and values only, never on the number of
+// threads.
 #ifndef TFO_CC_CORE_LAYER_NORM_H_
 #define TFO_CC_CORE_LAYER_NORM_H_
 
@@ -16,6 +17,7 @@ namespace tfo {
 struct LayerNormShape {
   DType dtype;
   std::int64_t rows, depth;
+  bool subtract_mean;
 };
 
 struct LayerNormArgs {

@@ -1,7 +1,8 @@
 // y = n * scale + offset with n = (x - mean) * inv_std, and, with g = dy *
 // scale,
 //
-//   x_grad = inv_std * (g - mean of g - n * mean of g * n),
+//   x_grad = inv_std * (g - mean of g - n * mean of g * n),  without the mean
+//   of g where that of x is not subtracted,
 //   scale_grad = sum over rows of dy * n,  offset_grad = sum over rows of dy.
 //
 // A row is read several times, but from memory only once.
@@ -63,16 +64,19 @@ void ForwardRows(const LayerNormArgs& args, int64_t row, const Output<T>& y) {
     return LoadColumns<decltype(partial)::value>(x + r * depth + j, n);
   };
   Vec<A> sums[kRows] = {}, squares[kRows] = {};
+  A mean[kRows] = {}, inv_std[kRows];
+  if (args.shape.subtract_mean) {
+    ForColumns<A>(depth, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
+      for (int r = 0; r < kRows; ++r) {
+        FetchAhead(x + r * depth + j);
+        sums[r] += load(r, j, partial, n);
+      }
+    });
+    for (int r = 0; r < kRows; ++r) mean[r] = MeanOf<A>(sums[r], depth);
+  }
   ForColumns<A>(depth, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
     for (int r = 0; r < kRows; ++r) {
-      FetchAhead(x + r * depth + j);
-      sums[r] += load(r, j, partial, n);
-    }
-  });
-  A mean[kRows], inv_std[kRows];
-  for (int r = 0; r < kRows; ++r) mean[r] = MeanOf<A>(sums[r], depth);
-  ForColumns<A>(depth, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
-    for (int r = 0; r < kRows; ++r) {
+      if (!args.shape.subtract_mean) FetchAhead(x + r * depth + j);
       Vec<A> v = load(r, j, partial, n) - mean[r];
       if (decltype(partial)::value) v = FirstLanes<A>(v, n);
       squares[r] += v * v;
@@ -155,7 +159,7 @@ void GradientRows(const LayerNormGradientArgs& args, int64_t row,
     Store(sums + pitch + j, offset_grad);
   });
   for (int r = 0; r < kRows; ++r) {
-    mean_g[r] = MeanOf<A>(sums_g[r], depth);
+    mean_g[r] = args.shape.subtract_mean ? MeanOf<A>(sums_g[r], depth) : A(0);
     mean_gn[r] = MeanOf<A>(sums_gn[r], depth);
   }
   ForColumns<A>(depth, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {

@@ -12,37 +12,51 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// x as rows of its last dimension; `*statistics` is the shape of the others.
 template <class T>
-absl::Status RowsOf(const Tensor& x, tfo::LayerNormShape* rows,
-                    TensorShape* statistics) {
-  if (x.dims() == 0)
-    return Invalid("x must have rank at least 1, got shape []");
-  *statistics = x.shape();
-  statistics->RemoveLastDims(1);
-  *rows = {kDType<T>, statistics->num_elements(), x.dim_size(x.dims() - 1)};
-  return absl::OkStatus();
-}
+class LayerNormBase : public tensorflow::OpKernel {
+ public:
+  explicit LayerNormBase(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("subtract_mean", &subtract_mean_));
+  }
+
+  void Compute(OpKernelContext* ctx) final { OP_REQUIRES_OK(ctx, Run(ctx)); }
+
+ protected:
+  virtual absl::Status Run(OpKernelContext* ctx) const = 0;
+
+  // x as rows of its last dimension; `*statistics` is the shape of the others.
+  absl::Status RowsOf(const Tensor& x, tfo::LayerNormShape* rows,
+                      TensorShape* statistics) const {
+    if (x.dims() == 0)
+      return Invalid("x must have rank at least 1, got shape []");
+    *statistics = x.shape();
+    statistics->RemoveLastDims(1);
+    *rows = {kDType<T>, statistics->num_elements(), x.dim_size(x.dims() - 1),
+             subtract_mean_};
+    return absl::OkStatus();
+  }
+
+ private:
+  bool subtract_mean_;
+};
 
 template <class T>
-class LayerNormOp : public tensorflow::OpKernel {
+class LayerNormOp : public LayerNormBase<T> {
  public:
-  explicit LayerNormOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit LayerNormOp(OpKernelConstruction* ctx) : LayerNormBase<T>(ctx) {
     float epsilon;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("epsilon", &epsilon));
     epsilon_ = AsWritten(epsilon);
   }
 
-  void Compute(OpKernelContext* ctx) override { OP_REQUIRES_OK(ctx, Run(ctx)); }
-
  private:
-  absl::Status Run(OpKernelContext* ctx) const {
+  absl::Status Run(OpKernelContext* ctx) const override {
     const Tensor& x = ctx->input(0);
     const Tensor& scale = ctx->input(1);
     const Tensor& offset = ctx->input(2);
     tfo::LayerNormShape shape;
     TensorShape statistics;
-    TF_RETURN_IF_ERROR(RowsOf<T>(x, &shape, &statistics));
+    TF_RETURN_IF_ERROR(this->RowsOf(x, &shape, &statistics));
     const TensorShape vector({shape.depth});
     TF_RETURN_IF_ERROR(
         CheckShape("scale", scale, "the last dimension of x", vector));
@@ -63,14 +77,12 @@ class LayerNormOp : public tensorflow::OpKernel {
 };
 
 template <class T>
-class LayerNormGradOp : public tensorflow::OpKernel {
+class LayerNormGradOp : public LayerNormBase<T> {
  public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override { OP_REQUIRES_OK(ctx, Run(ctx)); }
+  using LayerNormBase<T>::LayerNormBase;
 
  private:
-  absl::Status Run(OpKernelContext* ctx) const {
+  absl::Status Run(OpKernelContext* ctx) const override {
     const Tensor& dy = ctx->input(0);
     const Tensor& x = ctx->input(1);
     const Tensor& scale = ctx->input(2);
@@ -78,7 +90,7 @@ class LayerNormGradOp : public tensorflow::OpKernel {
     const Tensor& inv_std = ctx->input(4);
     tfo::LayerNormShape shape;
     TensorShape statistics;
-    TF_RETURN_IF_ERROR(RowsOf<T>(x, &shape, &statistics));
+    TF_RETURN_IF_ERROR(this->RowsOf(x, &shape, &statistics));
     const TensorShape vector({shape.depth});
     const char* const rest = "x without its last dimension";
     TF_RETURN_IF_ERROR(CheckShape("dy", dy, "x", x.shape()));

@@ -61,11 +61,14 @@ REGISTER_OP("TfFusedOps>LayerNorm")
     .Attr("T: {half, bfloat16, float, double}")
     .Attr("U: {float, double}")
     .Attr("epsilon: float = 0.001")
+    .Attr("subtract_mean: bool = true")
     .SetShapeFn(LayerNormShape)
     .Doc(R"doc(
 Computes y = (x - mu) * r * scale + offset in one op.
 
-mu and r = 1 / sqrt(variance + epsilon) are those of x's last dimension.
+mu and r = 1 / sqrt(variance + epsilon) are those of x's last dimension; where
+subtract_mean is not set, mu is zero, and the variance is the mean of squares
+(RMS normalization).
 
 x: of rank 1 or more.
 scale: a vector, one value for each of x's last dimension.
@@ -88,6 +91,7 @@ REGISTER_OP("TfFusedOps>LayerNormGrad")
     .Output("offset_grad: U")
     .Attr("T: {half, bfloat16, float, double}")
     .Attr("U: {float, double}")
+    .Attr("subtract_mean: bool = true")
     .SetShapeFn(LayerNormGradShape)
     .Doc(R"doc(
 Computes the gradients of LayerNorm in one op.
@@ -97,6 +101,7 @@ x: the forward op's x.
 scale: the forward op's scale.
 mean: the forward op's mean.
 inv_std: the forward op's inv_std.
+subtract_mean: as the forward op's.
 x_grad: the gradient of x.
 scale_grad: the gradient of scale.
 offset_grad: the gradient of offset.

@@ -251,6 +251,11 @@ def _layer_norm(x, scale, offset):
     return tf.nn.batch_normalization(x, mean, variance, offset, scale, EPSILON)
 
 
+def _rms_norm(x, scale):
+    mean_square = tf.reduce_mean(tf.square(x), -1, keepdims=True)
+    return x * tf.math.rsqrt(mean_square + EPSILON) * scale
+
+
 def _given_batch_norm(x, scale, offset, mean, variance):
     mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
     return tf.nn.batch_normalization(x, mean, variance, offset, scale, EPSILON)
@@ -285,6 +290,7 @@ _FAMILIES = {
     "moments_batch_norm": _moments_batch_norm,
     "given_batch_norm": _given_batch_norm,
     "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
     "relu_max_pool": lambda x: tf.nn.max_pool2d(tf.nn.relu(x), 2, 2, "VALID"),
     "conv2d_moments": lambda x, w, *vectors: _moments_batch_norm(_conv(x, w), *vectors),
     "conv2d_batch_norm": _conv_batch_norm(tf.raw_ops.FusedBatchNormV3),

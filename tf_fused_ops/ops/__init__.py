@@ -3,7 +3,7 @@
 from tf_fused_ops.ops.batch_norm import batch_norm_act
 from tf_fused_ops.ops.conv import conv2d_bias_act
 from tf_fused_ops.ops.elementwise import act
-from tf_fused_ops.ops.layer_norm import layer_norm
+from tf_fused_ops.ops.layer_norm import layer_norm, rms_norm
 from tf_fused_ops.ops.matmul import matmul_bias_act
 from tf_fused_ops.ops.max_pool import max_pool2d_act
 from tf_fused_ops.ops.sync_batch_norm import sync_batch_norm_act
@@ -15,5 +15,6 @@ __all__ = [
     "layer_norm",
     "matmul_bias_act",
     "max_pool2d_act",
+    "rms_norm",
     "sync_batch_norm_act",
 ]

@@ -1,4 +1,4 @@
-"""Layer normalization as one op, and its gradients."""
+"""Layer and RMS normalization as one op, and its gradients."""
 
 import tensorflow as tf
 
@@ -27,6 +27,32 @@ def layer_norm(x, scale=None, offset=None, epsilon=1e-3, name=None):
         ValueError: An argument does not fit, as far as that is known before running.
         tf.errors.InvalidArgumentError: An argument does not fit.
     """
+    return _normalize(x, scale, offset, epsilon, True, name)
+
+
+def rms_norm(x, scale=None, epsilon=1e-6, name=None):
+    """Computes x * r * scale over the last dimension in one op.
+
+    r = 1 / sqrt(mean(x**2) + epsilon) (Zhang and Sennrich, arXiv:1910.07467). The gradient keeps x
+    and r. On the CPU alone.
+
+    Args:
+        x: Tensor of rank 1 or more; float16, bfloat16, float32 or float64.
+        scale: [x.shape[-1]], float64 for float64 x, otherwise float32; None for ones.
+        epsilon: Is added to the mean of squares.
+        name: A name for the operation.
+
+    Returns:
+        Tensor of x's shape and dtype.
+
+    Raises:
+        ValueError: An argument does not fit, as far as that is known before running.
+        tf.errors.InvalidArgumentError: An argument does not fit.
+    """
+    return _normalize(x, scale, None, epsilon, False, name)
+
+
+def _normalize(x, scale, offset, epsilon, subtract_mean, name):
     x = _arguments.tensor("x", x)
     wide = tf.float64 if x.dtype == tf.float64 else tf.float32
     if x.shape.rank == 0:
@@ -39,6 +65,7 @@ def layer_norm(x, scale=None, offset=None, epsilon=1e-3, name=None):
         scale=_arguments.tensor_like("scale", scale, wide, "x"),
         offset=_arguments.tensor_like("offset", offset, wide, "x"),
         epsilon=epsilon,
+        subtract_mean=subtract_mean,
         name=name,
     )
     return y
@@ -48,7 +75,10 @@ def layer_norm(x, scale=None, offset=None, epsilon=1e-3, name=None):
 def _layer_norm_gradient(op, dy, *statistics_gradients):
     x, scale, _ = op.inputs
     _, mean, inv_std = op.outputs
-    dx, dscale, doffset = ops.tf_fused_ops_layer_norm_grad(dy, x, scale, mean, inv_std)
+    attributes = _gradient.attributes(op, "subtract_mean")
+    dx, dscale, doffset = ops.tf_fused_ops_layer_norm_grad(
+        dy, x, scale, mean, inv_std, **attributes
+    )
     if not all(map(_gradient.is_zero, statistics_gradients)):
         dx += _statistics_gradient(op, statistics_gradients)
     return dx, dscale, doffset
@@ -56,7 +86,7 @@ def _layer_norm_gradient(op, dy, *statistics_gradients):
 
 def _statistics_gradient(op, gradients):
     """The gradient of x through mean and inv_std."""
-    attributes = _gradient.attributes(op, "epsilon")
+    attributes = _gradient.attributes(op, "epsilon", "subtract_mean")
 
     def statistics(x):
         return reference.layer_norm_statistics(x, **attributes)
@@ -66,7 +96,9 @@ def _statistics_gradient(op, gradients):
 
 @tf.RegisterGradient("TfFusedOps>LayerNormGrad")
 def _layer_norm_grad_gradient(op, *gradients):
+    attributes = _gradient.attributes(op, "subtract_mean")
+
     def stock(dy, x, scale, _, inv_std):
-        return reference.layer_norm_grad(dy, x, scale, inv_std)
+        return reference.layer_norm_grad(dy, x, scale, inv_std, **attributes)
 
     return _gradient.differentiate(stock, op, gradients)

@@ -1,4 +1,4 @@
-"""The rule for layer normalization, made of elementary ops as people and Keras 3 write it."""
+"""Rules for layer and RMS normalization, made of elementary ops as people write them."""
 
 import itertools
 from typing import ClassVar
@@ -57,9 +57,29 @@ def _scale_and_shift(centred, variance, scale, offset, epsilon):
     return y if offset is None else y + offset
 
 
+def _rms(square):
+    """Returns RMS normalization with one of the ways to write a square."""
+
+    def form(x, axes, scale, offset, epsilon):
+        mean_square = tf.reduce_mean(square(x), axes, keepdims=True)
+        return _scale_and_shift(x, mean_square, scale, offset, epsilon)
+
+    return form
+
+
 _FORMS = {
-    form.__name__.strip("_"): form
-    for form in (_keras, _batch_normalization, _centred, _squares, _squares_anew, _reduce_variance)
+    "keras": _keras,
+    "batch_normalization": _batch_normalization,
+    "centred": _centred,
+    "squares": _squares,
+    "squares_anew": _squares_anew,
+    "reduce_variance": _reduce_variance,
+}
+# By the type of the op that squares.
+_RMS_FORMS = {
+    "Square": _rms(tf.square),
+    "Pow": _rms(lambda x: tf.pow(x, 2)),
+    "Mul": _rms(lambda x: x * x),
 }
 
 
@@ -67,7 +87,7 @@ class LayerNorm(Rule):
     """(x - mean) * rsqrt(variance + epsilon) * scale + offset over the last dimension.
 
     Variants, by attribute:
-        form: How it is written, a name of `_FORMS`.
+        form: How it is written, a name of `_written`.
         axes: The dimension that is averaged over, or a list of it.
         scaled, centered: Whether there are a scale and an offset.
         reshaped: Whether these are reshaped to [1, .., 1, depth].
@@ -79,6 +99,27 @@ class LayerNorm(Rule):
     operands: ClassVar = {"x": (2, 3, 4, 5), "scale": (1,), "offset": (1,)}
     differentiable = ("x", "scale", "offset")
     fused_ops = ("TfFusedOps>LayerNorm", "TfFusedOps>LayerNormGrad")
+    title = "LayerNorm"
+    subtract_mean = True
+    _written = _FORMS
+
+    def _forms(self, view, rsqrt, variance):
+        """Returns the names of the forms that a normalization may have, given its variance."""
+        factors = [tensor for op in view.users(rsqrt.outputs[0]) for tensor in op.inputs]
+        centred = [tensor for tensor in factors if tensor.op.type == "Sub"]
+        squared = variance.op.inputs[0].op
+        if squared.type == "SquaredDifference":
+            return ("centred",) if centred else ("keras", "batch_normalization")
+        if squared.type != "Square" or not centred:
+            return ()
+        if squared.inputs[0] is centred[0]:
+            return ("squares",)
+        means = [
+            difference.op.inputs[1]
+            for difference in (centred[0], squared.inputs[0])
+            if difference.op.type == "Sub"
+        ]
+        return ("squares_anew",) if means[0] is means[-1] else ("reduce_variance",)
 
     def variants(self, view, anchor):
         variance = moments.variance_under(view, anchor)
@@ -91,7 +132,7 @@ class LayerNorm(Rule):
         # Keras reshapes both vectors.
         shapes = (True, False) if view.has(["Reshape"]) else (False,)
         for form, scaled, centered, reshaped, half in itertools.product(
-            _forms(view, anchor, variance),
+            self._forms(view, anchor, variance),
             (True, False),
             (True, False),
             shapes,
@@ -124,7 +165,7 @@ class LayerNorm(Rule):
         half = attrs["half"]
         wide = tf.cast(x, tf.float32) if half else x
         scale, offset = (self._broadcast(attrs, vectors.get(name)) for name in _VECTORS)
-        y = _FORMS[attrs["form"]](wide, attrs["axes"], scale, offset, attrs["epsilon"])
+        y = self._written[attrs["form"]](wide, attrs["axes"], scale, offset, attrs["epsilon"])
         return {"y": tf.cast(y, half) if half else y}
 
     def _broadcast(self, attrs, vector):
@@ -163,6 +204,7 @@ class LayerNorm(Rule):
             scale,
             offset,
             epsilon=match.attrs["epsilon"],
+            subtract_mean=self.subtract_mean,
             name=match.fused_name(),
         )
         return Fused({"y": fused["y"]}, (scale, fused["mean"], fused["inv_std"]))
@@ -173,26 +215,33 @@ class LayerNorm(Rule):
             dy,
             match.operands["x"],
             *fused.saved,
+            subtract_mean=self.subtract_mean,
             name=match.fused_name("_grad"),
         )
         return {name: gradients[f"{name}_grad"] for name in wanted}
 
     def describe(self, match):
-        return "LayerNorm", f"y={match.outputs['y'].op.name} rsqrt={match.node('Rsqrt').name}"
+        return self.title, f"y={match.outputs['y'].op.name} rsqrt={match.node('Rsqrt').name}"
 
 
-def _forms(view, rsqrt, variance):
-    """Returns the names of the forms that a normalization may have, given its variance."""
-    factors = [tensor for op in view.users(rsqrt.outputs[0]) for tensor in op.inputs]
-    centred = [tensor for tensor in factors if tensor.op.type == "Sub"]
-    squared = variance.op.inputs[0].op
-    if squared.type != "Square":
-        return ("centred",) if centred else ("keras", "batch_normalization")
-    if not centred or squared.inputs[0] is centred[0]:
-        return ("squares",)
-    means = [
-        difference.op.inputs[1]
-        for difference in (centred[0], squared.inputs[0])
-        if difference.op.type == "Sub"
-    ]
-    return ("squares_anew",) if means[0] is means[-1] else ("reduce_variance",)
+class RmsNorm(LayerNorm):
+    """x * rsqrt(mean(x^2) + epsilon) * scale + offset over the last dimension.
+
+    Variants are those of layer normalization.
+    """
+
+    family = "rms_norm"
+    # What is multiplied by or added to it may be anything.
+    optional = ("scaled", "centered")
+    title = "RMSNorm"
+    subtract_mean = False
+    _written = _RMS_FORMS
+
+    def _forms(self, view, rsqrt, variance):
+        squared = variance.op.inputs[0].op
+        if squared.type not in _RMS_FORMS:
+            return ()
+        x = squared.inputs[0].op
+        # That of deviations from a mean is layer normalization.
+        centred = x.type == "Sub" and x.inputs[1].op.type == "Mean"
+        return () if centred else (squared.type,)

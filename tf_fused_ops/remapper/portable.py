@@ -191,6 +191,10 @@ def _layer_norm(op):
     """As tf.nn.batch_normalization has it."""
     (x, scale, offset), epsilon = op.inputs, _attributes(op, ["epsilon"])["epsilon"]
     wide = tf.cast(x, scale.dtype)
+    if not op.get_attr("subtract_mean"):
+        inv_std = tf.math.rsqrt(tf.reduce_mean(tf.square(wide), -1, keepdims=True) + epsilon)
+        y = tf.cast(wide * inv_std * scale + offset, x.dtype)
+        return [y, tf.zeros_like(inv_std[..., 0]), inv_std[..., 0]]
     mean, variance = tf.nn.moments(wide, [-1], keepdims=True)
     y = tf.nn.batch_normalization(wide, mean, variance, offset, scale, epsilon)
     return [tf.cast(y, x.dtype), mean[..., 0], tf.math.rsqrt(variance[..., 0] + epsilon)]
@@ -198,7 +202,8 @@ def _layer_norm(op):
 
 def _layer_norm_grad(op):
     dy, x, scale, _, inv_std = op.inputs
-    return reference.layer_norm_grad(dy, x, scale, inv_std)
+    attributes = _attributes(op, ["subtract_mean"])
+    return reference.layer_norm_grad(dy, x, scale, inv_std, **attributes)
 
 
 _STOCK = {

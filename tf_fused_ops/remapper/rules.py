@@ -71,6 +71,7 @@ def _table():
     yield conv_moments.CONV_MOMENTS
     yield max_pool.ReluMaxPool()
     yield layer_norm.LayerNorm()
+    yield layer_norm.RmsNorm()
     for activation in spellings.ACTIVATIONS:
         if activation is not spellings.NONE and not activation.own_op:
             yield from (elementwise.Act(activation, form) for form in activation.spellings)
