@@ -103,6 +103,20 @@ def test_chains(name):
     assert left(check(chain, operands, {name: 1})) == {}
 
 
+def test_one_after_the_other():
+    """The second one reads what took the place of the first."""
+    operands = [X, *values(W.shape, W.shape, seed=1)]
+
+    def chain(x, first, second):
+        return tf.nn.relu(depthwise(depthwise(x, first), second))
+
+    compiled = check(chain, operands, {"grouped_conv2d": 1, "conv2d_relu": 1}, units=256)
+    assert left(compiled) == {}
+    rules = {"grouped_conv2d": 1, "conv2d_relu": 1}
+    compiled = check(step_of(chain), operands, rules, gradients=2, units=512)
+    assert left(compiled) == {}
+
+
 def outer(fn, args):
     with tf.GradientTape() as tape:
         tape.watch(args)

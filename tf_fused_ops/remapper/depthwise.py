@@ -35,8 +35,10 @@ def regroup(view, options):
     found = [op for kind in OPS for op in view.ops(kind) if _is_movable(op)]
     if not found or not all(map(options.allows, names)):
         return []
-    known, made = {}, []
-    for op, (input, filters) in _operands(view, found):
+    known, made, results = {}, [], {}
+    for op, operands in _operands(view, found):
+        # They may be outputs of what has been replaced already.
+        input, filters = (results.get(id(tensor), tensor) for tensor in operands)
         if not _fits(op, input, filters):
             continue
         with emitting(op, op.control_inputs):
@@ -46,6 +48,7 @@ def regroup(view, options):
             new, result = _KINDS[op.type](op, known[key])
         view.remove([op])
         view.swap([(op.outputs[0], result)])
+        results[id(op.outputs[0])] = result
         made.append(new)
     return made
 
