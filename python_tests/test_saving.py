@@ -9,7 +9,7 @@ import tensorflow as tf
 from layer_cases import fused_counts
 from remapping import assert_same, op_counts, values
 
-from tf_fused_ops import layers
+from tf_fused_ops import _library, layers
 
 
 def _model():
@@ -169,6 +169,30 @@ def test_loading_in_another_program(trained, tmp_path, run_python):
     assert sorted(results) == ["keras", "portable", "saved", "stock"]
     for y in results.values():
         assert_same(y, model(x).numpy(), units=256)
+
+
+LOADING_BY_NAME = """
+import sys, numpy as np, tensorflow as tf
+folder = sys.argv[1]
+archive = tf.saved_model.load(folder + "/saved")
+y = archive.serve(np.load(folder + "/x.npy"))
+assert "tf_fused_ops" not in sys.modules
+np.save(folder + "/y.npy", y)
+# The package finds the library opened already.
+import tf_fused_ops as tfo
+step = tfo.function(lambda x, w, b: tf.nn.relu(tf.nn.bias_add(tf.matmul(x, w), b)))
+print(tfo.act(tf.ones(3), "relu").numpy(), step(tf.ones([2, 3]), tf.ones([3, 4]), tf.ones(4)))
+assert step.remap_reports[-1].counts() == {"matmul_bias_relu": 1}
+"""
+
+
+def test_loading_where_the_environment_names_the_library(trained, tmp_path, run_python):
+    model, x = trained
+    model.export(str(tmp_path / "saved"), verbose=False)
+    np.save(tmp_path / "x.npy", x)
+    library = str(_library._LIBRARY)
+    run_python(LOADING_BY_NAME, str(tmp_path), TF_PLUGGABLE_DEVICE_LIBRARY_PATH=library)
+    assert_same(np.load(tmp_path / "y.npy"), model(x).numpy(), units=256)
 
 
 def test_export_keeps_the_fused_ops(trained, tmp_path):

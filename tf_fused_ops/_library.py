@@ -14,6 +14,7 @@ import importlib.util
 import json
 import platform
 import site
+import types
 from itertools import count
 from pathlib import Path
 
@@ -120,6 +121,8 @@ def _load(info, tensorflow):
             f"{info['compiler']} and does not fit the installed TensorFlow "
             f"{tensorflow.__version__} ({error.message}): {_rebuild()}."
         ) from error
+    if not hasattr(ops, "tf_fused_ops_act"):
+        ops = _wrap_registered_ops()
     handle = ctypes.CDLL(str(_LIBRARY))
     _check_same_build(_LIBRARY, info)
     for name in ("tfo_isa", "tfo_available_isa"):
@@ -127,6 +130,24 @@ def _load(info, tensorflow):
     handle.tfo_set_isa.argtypes = [ctypes.c_char_p]
     handle.tfo_available_isa.argtypes = [ctypes.c_int]
     return ops, handle
+
+
+def _wrap_registered_ops():
+    """Returns what `load_op_library` returns unless TensorFlow has opened the library before, as it
+    does where `TF_PLUGGABLE_DEVICE_LIBRARY_PATH` names it."""
+    from tensorflow.core.framework import op_def_pb2
+    from tensorflow.python.client import pywrap_tf_session
+    from tensorflow.python.framework import _pywrap_python_op_gen
+
+    buffer = pywrap_tf_session.TF_GetAllOpList()
+    known = op_def_pb2.OpList.FromString(pywrap_tf_session.TF_GetBuffer(buffer))
+    pywrap_tf_session.TF_DeleteBuffer(buffer)
+    own = op_def_pb2.OpList(op=(op for op in known.op if op.name.startswith("TfFusedOps>")))
+    wrappers = types.ModuleType(f"{__name__}.ops")
+    exec(_pywrap_python_op_gen.GetPythonWrappers(own.SerializeToString()), vars(wrappers))
+    # As `load_op_library` tells AutoGraph.
+    wrappers._IS_TENSORFLOW_PLUGIN = True
+    return wrappers
 
 
 def _check_same_build(library, info):
