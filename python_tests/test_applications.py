@@ -23,13 +23,13 @@ EXPECTED = {
     "Xception": (20, 3, 24, 8, 14, 0),
     "InceptionV3": (81, 0, 43, 40, 40, 0),
     "InceptionResNetV2": (51, 0, 29, 24, 24, 0),
-    "MobileNet": (15, 0, 14, 7, 9, 2),
-    "MobileNetV2": (26, 2, 21, 12, 15, 2),
-    "MobileNetV3": (32, 2, 27, 7, 15, 3),
+    "MobileNet": (19, 0, 14, 7, 9, 2),
+    "MobileNetV2": (31, 2, 21, 12, 15, 2),
+    "MobileNetV3": (37, 2, 27, 7, 15, 3),
     "DenseNet": (34, 0, 19, 7, 7, 1),
     "NASNet": (45, 11, 60, 0, 34, 7),
-    "EfficientNet": (24, 0, 21, 8, 10, 3),
-    "EfficientNetV2": (14, 0, 10, 5, 6, 0),
+    "EfficientNet": (27, 0, 21, 8, 10, 3),
+    "EfficientNetV2": (15, 0, 10, 5, 6, 0),
     "ConvNeXt": (18, 0, 26, 0, 0, 0),
 }
 

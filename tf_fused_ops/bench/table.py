@@ -197,7 +197,7 @@ GROUPS = {
         "resnet50": ApplicationCase(),
         "mobilenet_v2": ApplicationCase("MobileNetV2", 154_083_200, 3_469_760),
         "efficientnet_b0": ApplicationCase("EfficientNetB0", 197_778_400, 5_236_192),
-        "convnext_tiny": ApplicationCase("ConvNeXtTiny", 2_273_606_400, 28_524_000),
+        "convnext": ApplicationCase("ConvNeXtTiny", 2_273_606_400, 28_524_000),
     },
 }
 CASES = {name: case for group in GROUPS.values() for name, case in group.items()}

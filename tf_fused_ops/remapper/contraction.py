@@ -171,7 +171,7 @@ class ContractionBiasAct(Rule):
             *["Add"] * ("side_input" in self.operands),
             self.activation.label,
         ]
-        return f"{self.anchor} with " + " and ".join(filter(None, parts))
+        return " with ".join(filter(None, [self.anchor, " and ".join(filter(None, parts))]))
 
     def describe(self, match):
         activation = f"activation={match.outputs['y'].op.name} " if self.activation.label else ""

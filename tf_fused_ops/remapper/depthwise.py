@@ -50,6 +50,8 @@ def regroup(view, options):
         view.swap([(op.outputs[0], result)])
         results[id(op.outputs[0])] = result
         made.append(new)
+    # The shapes that gradient ops were given are read by nothing now.
+    view.bury()
     return made
 
 
