@@ -93,6 +93,7 @@ bool InputGradientInPhases(const InputGradientOperands<T>& g,
                            const Parallel& parallel, const Scratch& scratch) {
   // A strided convolution falls into stride_h * stride_w dense ones, each for
   // every stride-th pixel of x.
+  SharedScratch shared(scratch);
   for (std::int64_t phase_h = 0; phase_h < Min(s.stride_h, s.in_h); ++phase_h) {
     for (std::int64_t phase_w = 0; phase_w < Min(s.stride_w, s.in_w);
          ++phase_w) {
@@ -112,13 +113,14 @@ bool InputGradientInPhases(const InputGradientOperands<T>& g,
                               0,
                               {g.x_map.batch, g.x_map.h * s.stride_h,
                                g.x_map.w * s.stride_w, g.x_map.c}}};
+      const Scratch own = shared.Next();
       if (!(HasSmallGroupsBackwards<T>(s)
-                ? CorrelateSmallGroups(c, s, parallel, scratch)
-            : HasFewRows(c) ? CorrelateFewRows(c, parallel, scratch)
+                ? CorrelateSmallGroups(c, s, parallel, own)
+            : HasFewRows(c) ? CorrelateFewRows(c, parallel, own)
             : g.winograd && WinogradPays(s, c.x, s.in_c)
-                ? CorrelateByWinograd(c, parallel, scratch)
-            : HasFewChannels(c) ? CorrelateFewChannels(c, parallel, scratch)
-                                : Correlate(c, parallel, scratch))) {
+                ? CorrelateByWinograd(c, parallel, own)
+            : HasFewChannels(c) ? CorrelateFewChannels(c, parallel, own)
+                                : Correlate(c, parallel, own))) {
         return false;
       }
     }

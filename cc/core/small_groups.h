@@ -47,6 +47,12 @@ struct Groups {
   std::int64_t Vectors() const {
     return CeilDiv(Outputs(), PerVector<A>());
   }
+  // Whether all vectors are full.
+  template <class A>
+  bool FillVectors() const {
+    return in == out && PerVector<A>() == kLanes<A> &&
+           Outputs() % kLanes<A> == 0;
+  }
   // Whether a vector of the source meets the filters as it is.
   bool AreDepthwise() const { return in == 1 && out == 1; }
 };
@@ -147,13 +153,33 @@ struct PlaneBand {
 };
 
 // Memory for a plane of each worker, in which nothing is a subnormal number
-// that only fills vectors up; null when scratch memory ran out.
+// that only fills vectors up.
 template <class A>
-A* AllocatePlanes(std::int64_t size, int workers, const Scratch& scratch) {
-  A* const planes = scratch.Allocate<A>(size * workers);
-  if (planes != nullptr) Zero(planes, size * workers);
-  return planes;
-}
+class WorkerPlanes {
+ public:
+  // False when scratch memory ran out. `whole`: nothing fills vectors up.
+  bool Allocate(std::int64_t size, bool whole, int workers,
+                const Scratch& scratch) {
+    size_ = size;
+    data_ = scratch.Allocate<A>(size * workers);
+    ready_ = scratch.Allocate<bool>(workers);
+    if (data_ == nullptr || ready_ == nullptr) return false;
+    for (int i = 0; i < workers; ++i) ready_[i] = whole;
+    return true;
+  }
+
+  A* Of(int worker) const {
+    A* const plane = data_ + worker * size_;
+    if (!ready_[worker]) Zero(plane, size_);
+    ready_[worker] = true;
+    return plane;
+  }
+
+ private:
+  std::int64_t size_;
+  A* data_;
+  bool* ready_;
+};
 
 // Brings what the windows of a band see of the channels of `outputs` into `to`.
 template <class T>
@@ -260,9 +286,11 @@ bool CorrelateSmallGroups(const Correlation<T>& c, const ConvShape& s,
   const PlanePlan p = PlanPlanes(x, g);
   const TapList& taps = x.taps;
   auto* const offsets = scratch.Allocate<std::int64_t>(taps.count);
-  A* const own = AllocatePlanes<A>(p.Size<A>(), parallel.num_workers, scratch);
+  WorkerPlanes<A> planes;
   SpreadFilters<T> filters;
-  if (offsets == nullptr || own == nullptr ||
+  if (offsets == nullptr ||
+      !planes.Allocate(p.Size<A>(), g.FillVectors<A>(), parallel.num_workers,
+                       scratch) ||
       !filters.Pack(c, g, s.out_c, scratch)) {
     return false;
   }
@@ -279,7 +307,7 @@ bool CorrelateSmallGroups(const Correlation<T>& c, const ConvShape& s,
   auto task = [&](std::int64_t index, int worker) {
     const Range outputs = p.PortionAt(index, g.Outputs());
     const PlaneBand band(x, p.bands, index / p.portions);
-    A* const plane = own + worker * p.Size<A>();
+    A* const plane = planes.Of(worker);
     GatherPlane(x, band, g, outputs, p, plane);
     A tile[kPixelsTogether * kTileColumns<A>];
     const EvenParts parts(band.columns, kPixelsTogether);

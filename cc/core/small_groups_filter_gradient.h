@@ -88,10 +88,11 @@ class SmallGroupsFilterGradientWork {
     dz_pitch_ = (CeilDiv(p_.portion, kLanesA) | 1) * kLanesA;
     dz_size_ = p_.bands.rows * p_.bands.columns * dz_pitch_ + kLanesA;
     sums_ = scratch.Allocate<A>(slices_ * SliceSize());
-    planes_ = AllocatePlanes<A>(PlanesSize(), parallel.num_workers, scratch);
     for (std::int64_t k = 0; k < groups_.in; ++k)
       indices_[k] = SpreadIndices<A>(groups_, k);
-    return sums_ != nullptr && planes_ != nullptr;
+    return sums_ != nullptr &&
+           planes_.Allocate(p_.Size<A>() + dz_size_, groups_.FillVectors<A>(),
+                            parallel.num_workers, scratch);
   }
 
   void AddBands(const Parallel& parallel) {
@@ -104,8 +105,7 @@ class SmallGroupsFilterGradientWork {
       const std::int64_t last = p_.num_bands * (slice + 1) / slices_;
       for (std::int64_t band = p_.num_bands * slice / slices_; band < last;
            ++band)
-        AddBand({x_, p_.bands, band}, outputs, sums,
-                planes_ + worker * PlanesSize());
+        AddBand({x_, p_.bands, band}, outputs, sums, planes_.Of(worker));
     };
     ParallelFor(parallel, slices_ * p_.portions,
                 x_.batch * x_.grid_h * x_.grid_w / slices_ *
@@ -138,7 +138,6 @@ class SmallGroupsFilterGradientWork {
   A* SumsOf(A* slice, std::int64_t output) const {
     return slice + output / per_vector_ * SumsSize();
   }
-  std::int64_t PlanesSize() const { return p_.Size<A>() + dz_size_; }
 
   void AddBand(const PlaneBand& band, const Range& outputs, A* sums,
                A* plane) const {
@@ -266,7 +265,8 @@ class SmallGroupsFilterGradientWork {
   const PlanePlan p_;
   const std::int64_t slices_;
   std::int64_t dz_pitch_, dz_size_;
-  A *sums_, *planes_;
+  A* sums_;
+  WorkerPlanes<A> planes_;
   IntVec<A> indices_[kLanesA];
 };
 
