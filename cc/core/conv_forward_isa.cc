@@ -77,7 +77,7 @@ bool Compute(const ForwardPass<T>& pass, const ConvShape& s,
     case Algorithm::kWinograd:
       return CorrelateByWinograd(c, parallel, scratch);
     case Algorithm::kSmallGroups:
-      return CorrelateSmallGroups(c, s, parallel, scratch);
+      return CorrelateSmallGroups(&c, 1, s, parallel, scratch);
   }
   return false;
 }

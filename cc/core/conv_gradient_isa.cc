@@ -87,42 +87,72 @@ bool InputGradientInBlocks(const InputGradientOperands<T>& g,
       block, parallel, scratch);
 }
 
+// A strided convolution falls into stride_h * stride_w dense ones, each for
+// every stride-th pixel of x.
+struct Phases {
+  std::int64_t down, across;
+
+  explicit Phases(const ConvShape& s)
+      : down(Min(s.stride_h, s.in_h)), across(Min(s.stride_w, s.in_w)) {}
+
+  std::int64_t count() const { return down * across; }
+};
+
+// That of a phase; its taps are put into `taps`.
+template <class T>
+Correlation<T> OfPhase(const InputGradientOperands<T>& g, const ConvShape& s,
+                       std::int64_t phase, TapList taps) {
+  const std::int64_t h = phase / Phases(s).across, w = phase % Phases(s).across;
+  const std::int64_t grid_h = CeilDiv(s.in_h - h, s.stride_h);
+  const std::int64_t grid_w = CeilDiv(s.in_w - w, s.stride_w);
+  InputGradientTaps(s, h, w, grid_h, grid_w, &taps);
+  return {{g.dz, g.dz_map, s.batch, s.out_h, s.out_w, s.out_c, taps, 1, 1,
+           grid_h, grid_w},
+          s.in_c,
+          g.filters,
+          g.filter_map,
+          {g.dx + g.x_map.Offset(0, h, w),
+           nullptr,
+           nullptr,
+           nullptr,
+           Activation::kNone,
+           0,
+           {g.x_map.batch, g.x_map.h * s.stride_h, g.x_map.w * s.stride_w,
+            g.x_map.c}}};
+}
+
+// All phases of small groups together.
+template <class T>
+bool InputGradientOfSmallGroups(const InputGradientOperands<T>& g,
+                                const ConvShape& s, TapList taps,
+                                const Parallel& parallel,
+                                const Scratch& scratch) {
+  const std::int64_t count = Phases(s).count();
+  auto* const phases = scratch.Allocate<Correlation<T>>(count);
+  if (phases == nullptr) return false;
+  for (std::int64_t i = 0; i < count; ++i) {
+    phases[i] = OfPhase(g, s, i, taps);
+    // Each tap belongs to one phase.
+    taps.taps += phases[i].x.taps.count;
+  }
+  return count == 0 ||
+         CorrelateSmallGroups(phases, count, s, parallel, scratch);
+}
+
 template <class T>
 bool InputGradientInPhases(const InputGradientOperands<T>& g,
                            const ConvShape& s, TapList taps,
                            const Parallel& parallel, const Scratch& scratch) {
-  // A strided convolution falls into stride_h * stride_w dense ones, each for
-  // every stride-th pixel of x.
   SharedScratch shared(scratch);
-  for (std::int64_t phase_h = 0; phase_h < Min(s.stride_h, s.in_h); ++phase_h) {
-    for (std::int64_t phase_w = 0; phase_w < Min(s.stride_w, s.in_w);
-         ++phase_w) {
-      const std::int64_t grid_h = CeilDiv(s.in_h - phase_h, s.stride_h);
-      const std::int64_t grid_w = CeilDiv(s.in_w - phase_w, s.stride_w);
-      InputGradientTaps(s, phase_h, phase_w, grid_h, grid_w, &taps);
-      const Correlation<T> c{{g.dz, g.dz_map, s.batch, s.out_h, s.out_w,
-                              s.out_c, taps, 1, 1, grid_h, grid_w},
-                             s.in_c,
-                             g.filters,
-                             g.filter_map,
-                             {g.dx + g.x_map.Offset(0, phase_h, phase_w),
-                              nullptr,
-                              nullptr,
-                              nullptr,
-                              Activation::kNone,
-                              0,
-                              {g.x_map.batch, g.x_map.h * s.stride_h,
-                               g.x_map.w * s.stride_w, g.x_map.c}}};
-      const Scratch own = shared.Next();
-      if (!(HasSmallGroupsBackwards<T>(s)
-                ? CorrelateSmallGroups(c, s, parallel, own)
-            : HasFewRows(c) ? CorrelateFewRows(c, parallel, own)
-            : g.winograd && WinogradPays(s, c.x, s.in_c)
-                ? CorrelateByWinograd(c, parallel, own)
-            : HasFewChannels(c) ? CorrelateFewChannels(c, parallel, own)
-                                : Correlate(c, parallel, own))) {
-        return false;
-      }
+  for (std::int64_t i = 0; i < Phases(s).count(); ++i) {
+    const Correlation<T> c = OfPhase(g, s, i, taps);
+    const Scratch own = shared.Next();
+    if (!(HasFewRows(c) ? CorrelateFewRows(c, parallel, own)
+          : g.winograd && WinogradPays(s, c.x, s.in_c)
+              ? CorrelateByWinograd(c, parallel, own)
+          : HasFewChannels(c) ? CorrelateFewChannels(c, parallel, own)
+                              : Correlate(c, parallel, own))) {
+      return false;
     }
   }
   return true;
@@ -273,6 +303,8 @@ bool Gradients(const ConvGradientArgs& args, const Parallel& parallel,
                                    {map.column, map.row, map.matrix},
                                    static_cast<T*>(args.input_gradient),
                                    args.winograd};
+  if (HasSmallGroupsBackwards<T>(s))
+    return InputGradientOfSmallGroups<T>(g, s, taps, parallel, scratch);
   const PixelBlock block = ChooseBlock<Accumulator<T>>(s, x_map);
   return block.Pixels() > 1
              ? InputGradientInBlocks<T>(g, s, block, parallel, scratch)

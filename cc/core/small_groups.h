@@ -273,84 +273,131 @@ TFO_INLINE void SumTaps(const A* from, std::int64_t distance,
   for (int i = 0; i < kPixels; ++i) Store(tile + i * kTileColumns<A>, sums[i]);
 }
 
-// As `Correlate` does for one group; `s` is the shape of the convolution of
-// which this is the forward direction or the input gradient.
+// One of the correlations that read the same planes.
 template <class T>
-bool CorrelateSmallGroups(const Correlation<T>& c, const ConvShape& s,
+struct SmallGroupsPass {
+  const Correlation<T>* c;
+  std::int64_t* offsets;  // of its taps in a plane
+  SpreadFilters<T> filters;
+};
+
+// The windows of all correlations: as many as the first has, over the reach of
+// all taps.
+template <class T>
+Windows<T> JoinedWindows(const Correlation<T>* correlations,
+                         std::int64_t count) {
+  Windows<T> x = correlations[0].x;
+  x.taps = {nullptr};
+  for (std::int64_t i = 0; i < count; ++i) {
+    const TapList& taps = correlations[i].x.taps;
+    if (taps.count == 0) continue;
+    TapList& all = x.taps;
+    const bool first = all.count == 0;
+    all.min_h = first ? taps.min_h : Min(all.min_h, taps.min_h);
+    all.max_h = first ? taps.max_h : Max(all.max_h, taps.max_h);
+    all.min_w = first ? taps.min_w : Min(all.min_w, taps.min_w);
+    all.max_w = first ? taps.max_w : Max(all.max_w, taps.max_w);
+    all.count += taps.count;
+  }
+  return x;
+}
+
+// As `Correlate` does for one group, for `count` correlations of one source,
+// of which none has a larger grid than the first; `s` is the shape of the
+// convolution of which this is the forward direction or the input gradient.
+template <class T>
+bool CorrelateSmallGroups(const Correlation<T>* correlations,
+                          std::int64_t count, const ConvShape& s,
                           const Parallel& parallel, const Scratch& scratch) {
   using A = Accumulator<T>;
-  const Windows<T>& x = c.x;
-  const Groups g{s.groups, x.channels, c.out_channels};
+  const Windows<T> x = JoinedWindows(correlations, count);
+  const Groups g{s.groups, x.channels, correlations[0].out_channels};
   const std::int64_t per_vector = g.PerVector<A>(), per_tile = g.PerTile<A>();
   if (x.batch * x.grid_h * x.grid_w == 0) return true;
   const PlanePlan p = PlanPlanes(x, g);
-  const TapList& taps = x.taps;
-  auto* const offsets = scratch.Allocate<std::int64_t>(taps.count);
+  auto* const passes = scratch.Allocate<SmallGroupsPass<T>>(count);
+  auto* offsets = scratch.Allocate<std::int64_t>(x.taps.count);
   WorkerPlanes<A> planes;
-  SpreadFilters<T> filters;
-  if (offsets == nullptr ||
+  if (passes == nullptr || offsets == nullptr ||
       !planes.Allocate(p.Size<A>(), g.FillVectors<A>(), parallel.num_workers,
-                       scratch) ||
-      !filters.Pack(c, g, s.out_c, scratch)) {
+                       scratch)) {
     return false;
   }
-  for (std::int64_t t = 0; t < taps.count; ++t)
-    offsets[t] = PlaneOffset(taps, taps.taps[t], p);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const TapList& taps = correlations[i].x.taps;
+    passes[i].c = &correlations[i];
+    passes[i].offsets = offsets;
+    if (!passes[i].filters.Pack(correlations[i], g, s.out_c, scratch))
+      return false;
+    for (std::int64_t t = 0; t < taps.count; ++t)
+      *offsets++ = PlaneOffset(x.taps, taps.taps[t], p);
+  }
   IntVec<A> indices[kLanes<A>];
   for (std::int64_t k = 0; k < g.in; ++k) indices[k] = SpreadIndices<A>(g, k);
-  Epilogue<T> epilogue = c.epilogue;
   // Other vectors do not begin where a whole number of them does.
-  epilogue.stream =
-      per_vector == kLanes<A> &&
-      epilogue.ShouldStream(x.batch * x.grid_h * x.grid_w * g.Outputs());
+  const bool stream = per_vector == kLanes<A> &&
+                      correlations[0].epilogue.ShouldStream(
+                          count * x.batch * x.grid_h * x.grid_w * g.Outputs());
 
+  // Row i of a band whose plane is gathered.
+  auto add_row = [&](const SmallGroupsPass<T>& pass, const PlaneBand& band,
+                     std::int64_t i, const Range& outputs, const A* plane) {
+    const Correlation<T>& c = *pass.c;
+    const TapList& taps = c.x.taps;
+    if (band.i + i >= c.x.grid_h || band.j >= c.x.grid_w) return;
+    Epilogue<T> epilogue = c.epilogue;
+    epilogue.stream = stream;
+    A tile[kPixelsTogether * kTileColumns<A>];
+    const EvenParts parts(Min(band.columns, c.x.grid_w - band.j),
+                          kPixelsTogether);
+    const std::int64_t distance = x.stride_w * p.pitch;
+    const Range inside = Inside((band.i + i) * x.stride_h + taps.min_h,
+                                taps.RowStep(), taps.rows, x.height);
+    const std::int64_t first = inside.begin * taps.PerRow();
+    const std::int64_t taps_inside =
+        (inside.end - inside.begin) * taps.PerRow();
+    const A* const row = plane + i * x.stride_h * p.RowPitch();
+    for (std::int64_t part = 0; part < parts.count(); ++part) {
+      const std::int64_t j = parts.Begin(part);
+      for (std::int64_t k = outputs.begin; k < outputs.end; k += per_tile) {
+        const std::int64_t columns = Min(outputs.end - k, per_tile);
+        // The next vector covers what this one has too much.
+        for (std::int64_t l = 0; l < columns; l += per_vector) {
+          const A* const from =
+              row + j * distance + g.Source(k + l - outputs.begin);
+          const A* const filter =
+              pass.filters.data +
+              (k + l) / per_vector * pass.filters.vector_pitch +
+              first * pass.filters.tap_pitch;
+          WithCount<kPixelsTogether>(
+              parts.Size(part), [&](auto pixels) TFO_INLINE_LAMBDA {
+                constexpr int kPixels = decltype(pixels)::value;
+                const auto sum = g.AreDepthwise() ? &SumTaps<kPixels, false, A>
+                                                  : &SumTaps<kPixels, true, A>;
+                sum(from, distance, pass.offsets + first, taps_inside, filter,
+                    g.in, indices, tile + l);
+              });
+        }
+        WriteTile(epilogue, epilogue.map.Offset(band.n, band.i + i, band.j + j),
+                  k, tile, static_cast<int>(parts.Size(part)),
+                  static_cast<int>(columns));
+      }
+    }
+  };
   auto task = [&](std::int64_t index, int worker) {
     const Range outputs = p.PortionAt(index, g.Outputs());
     const PlaneBand band(x, p.bands, index / p.portions);
     A* const plane = planes.Of(worker);
     GatherPlane(x, band, g, outputs, p, plane);
-    A tile[kPixelsTogether * kTileColumns<A>];
-    const EvenParts parts(band.columns, kPixelsTogether);
-    const std::int64_t distance = x.stride_w * p.pitch;
     for (std::int64_t i = 0; i < band.rows; ++i) {
-      const Range inside = Inside((band.i + i) * x.stride_h + taps.min_h,
-                                  taps.RowStep(), taps.rows, x.height);
-      const std::int64_t first = inside.begin * taps.PerRow();
-      const std::int64_t count = (inside.end - inside.begin) * taps.PerRow();
-      const A* const row = plane + i * x.stride_h * p.RowPitch();
-      for (std::int64_t part = 0; part < parts.count(); ++part) {
-        const std::int64_t j = parts.Begin(part);
-        for (std::int64_t k = outputs.begin; k < outputs.end; k += per_tile) {
-          const std::int64_t columns = Min(outputs.end - k, per_tile);
-          // The next vector covers what this one has too much.
-          for (std::int64_t l = 0; l < columns; l += per_vector) {
-            const A* const from =
-                row + j * distance + g.Source(k + l - outputs.begin);
-            const A* const filter =
-                filters.data + (k + l) / per_vector * filters.vector_pitch +
-                first * filters.tap_pitch;
-            WithCount<kPixelsTogether>(
-                parts.Size(part), [&](auto pixels) TFO_INLINE_LAMBDA {
-                  constexpr int kPixels = decltype(pixels)::value;
-                  const auto sum = g.AreDepthwise()
-                                       ? &SumTaps<kPixels, false, A>
-                                       : &SumTaps<kPixels, true, A>;
-                  sum(from, distance, offsets + first, count, filter, g.in,
-                      indices, tile + l);
-                });
-          }
-          WriteTile(epilogue,
-                    epilogue.map.Offset(band.n, band.i + i, band.j + j), k,
-                    tile, static_cast<int>(parts.Size(part)),
-                    static_cast<int>(columns));
-        }
-      }
+      for (std::int64_t pass = 0; pass < count; ++pass)
+        add_row(passes[pass], band, i, outputs, plane);
     }
-    if (epilogue.stream) FlushStores();
+    if (stream) FlushStores();
   };
   ParallelFor(parallel, p.num_bands * p.portions,
               p.bands.rows * p.bands.columns * CeilDiv(p.portion, per_vector) *
-                  (taps.count * g.in + 2),
+                  (x.taps.count * g.in + 2 * count),
               task);
   return true;
 }
