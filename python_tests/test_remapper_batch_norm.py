@@ -278,6 +278,24 @@ def test_broadcast_side_input():
     assert "may broadcast" in reasons(compiled)["given_batch_norm_add_relu"]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rule", ["given_batch_norm", "moments_batch_norm"])
+def test_half_precision_throughout(rule, dtype):
+    """The op takes its vectors in float32."""
+
+    def forward(x, *vectors):
+        mean, variance, offset, scale = vectors
+        variance = tf.abs(variance)
+        if rule == "moments_batch_norm":
+            mean, variance = tf.nn.moments(x, [0, 1, 2])
+        return tf.nn.batch_normalization(x, mean, variance, offset, scale, 1e-3)
+
+    compiled = check(forward, values(NHWC, *[NHWC[-1:]] * 4, dtype=dtype), {})
+    # Of moments of float16 stock has casts inside.
+    if (rule, dtype) != ("moments_batch_norm", "float16"):
+        assert "not in float32" in reasons(compiled)[rule]
+
+
 @pytest.mark.parametrize("epsilon", [1e-3, 1.001e-5, 2**-11, 1 / 3000])
 def test_epsilon_in_double_precision(epsilon):
     """An epsilon that the op's attribute cannot hold would cost half of the digits."""

@@ -225,6 +225,33 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("form", [by_batch_normalization, by_squares, RMS["power"]])
+def test_half_precision_throughout(form):
+    """Stock rounds what the op keeps in float32."""
+    operands = random_values(X.shape, SCALE.shape, OFFSET.shape, dtype="bfloat16")
+    operands = operands[:2] if form is RMS["power"] else operands
+    compiled = check(step_of(form), operands, {})
+    rule = "rms_norm" if form is RMS["power"] else "layer_norm"
+    assert "normalized in bfloat16, not in float32" in reasons(compiled)[rule]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_with_casts(dtype):
+    """Keras's function casts."""
+    operands = random_values(X.shape, SCALE.shape, OFFSET.shape, dtype=dtype)
+    check(step_of(by_keras), operands, {"layer_norm": 1}, gradients=1)
+
+
+def test_vectors_of_more_dimensions():
+    """The result has theirs."""
+
+    def chain(x, *vectors):
+        return by_batch_normalization(x, *(tf.reshape(v, [1, 1, 1, 17]) for v in vectors))
+
+    compiled = check(chain, [X, SCALE, OFFSET], {})
+    assert "reshaped to [1, 1, 1, 17]" in reasons(compiled)["layer_norm"]
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     chain, reason = REFUSED[name]

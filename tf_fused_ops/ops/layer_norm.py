@@ -57,9 +57,8 @@ def _normalize(x, scale, offset, epsilon, subtract_mean, name):
     wide = tf.float64 if x.dtype == tf.float64 else tf.float32
     if x.shape.rank == 0:
         raise ValueError("x must have rank 1 or more; got a scalar")
-    depth = tf.shape(x)[-1:]
-    scale = tf.ones(depth, wide) if scale is None else scale
-    offset = tf.zeros(depth, wide) if offset is None else offset
+    scale = tf.ones(tf.shape(x)[-1:], wide) if scale is None else scale
+    offset = tf.zeros(tf.shape(x)[-1:], wide) if offset is None else offset
     y, _, _ = ops.tf_fused_ops_layer_norm(
         x=x,
         scale=_arguments.tensor_like("scale", scale, wide, "x"),

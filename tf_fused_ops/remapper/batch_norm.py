@@ -35,6 +35,10 @@ class BatchNorm(Rule):
     def statistics(self, fused):
         """Returns the fused op's outputs for those of the stock normalization but y, by name."""
 
+    def check_channels(self, match):
+        """Returns why what is normalized is not channels as the fused ops know them, or None."""
+        return self.check(match)
+
     def scalable(self, attrs, shapes):
         return True
 

@@ -79,7 +79,8 @@ class _ConvBatchNorm(Rule):
 
     def check(self, match):
         convolution = _CONVS[match.attrs["padded"]]
-        return convolution.check(match) or self.normalization.check(self._normalization(match))
+        normalization = self._normalization(match)
+        return convolution.check(match) or self.normalization.check_channels(normalization)
 
     def fuse(self, match, training):
         vectors, attrs = self.normalization.arguments(self._normalization(match))

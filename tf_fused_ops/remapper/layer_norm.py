@@ -6,7 +6,6 @@ from typing import ClassVar
 import numpy as np
 import tensorflow as tf
 
-from tf_fused_ops.ops import _decimals
 from tf_fused_ops.remapper import moments
 from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.rule import Fused, Rule
@@ -83,15 +82,14 @@ _RMS_FORMS = {
 }
 
 
-class LayerNorm(Rule):
+class LayerNorm(moments.OptionalVectors, Rule):
     """(x - mean) * rsqrt(variance + epsilon) * scale + offset over the last dimension.
 
     Variants, by attribute:
         form: How it is written, a name of `_written`.
         axes: The dimension that is averaged over, or a list of it.
-        scaled, centered: Whether there are a scale and an offset.
-        reshaped: Whether these are reshaped to [1, .., 1, depth].
-        half: The half precision dtype of x and y, if stock code computes in float32 between them.
+
+    Reshaped vectors are [1, .., 1, depth].
     """
 
     family = "layer_norm"
@@ -142,24 +140,11 @@ class LayerNorm(Rule):
                 vectors = {"scaled": scaled, "centered": centered, "reshaped": reshaped}
                 yield known | vectors | {"form": form, "half": half}
 
-    def parameters(self, attrs):
-        parameters = {"epsilon": (0, None)}
-        return parameters | ({"shape": (1, tf.int32)} if attrs["reshaped"] else {})
-
-    def present(self, attrs):
-        missing = {"scale": not attrs["scaled"], "offset": not attrs["centered"]}
-        return tuple(name for name in self.operands if not missing.get(name))
-
     def operand_dtype(self, name, dtype, attrs):
         return attrs["half"] or dtype if name == "x" else dtype
 
     def scalable(self, attrs, shapes):
         return True
-
-    def scale(self, attrs, sizes):
-        if not attrs["reshaped"]:
-            return attrs
-        return attrs | {"shape": [sizes.get(size, size) for size in attrs["shape"]]}
 
     def stock(self, attrs, x, **vectors):
         half = attrs["half"]
@@ -185,11 +170,11 @@ class LayerNorm(Rule):
             vector = match.operands.get(name)
             if vector is not None and vector.shape[0] != depth:
                 return f"{name} {vector.name} of {vector.shape[0]} elements does not fit {x.name}"
-        if attrs["reshaped"] and list(attrs["shape"]) != [1] * (len(attrs["shape"]) - 1) + [depth]:
-            return f"scale and offset are reshaped to {list(attrs['shape'])}"
-        if x.dtype == tf.float64 and not _decimals.survives(attrs["epsilon"]):
-            return f"epsilon {attrs['epsilon']} has more digits than the fused op's attribute"
-        return None
+        shape = list(attrs["shape"]) if attrs["reshaped"] else [depth]
+        # One of more dimensions gives y more, too.
+        if len(shape) > rank or shape != [1] * (len(shape) - 1) + [depth]:
+            return f"scale and offset are reshaped to {shape}"
+        return self.check_precision(match)
 
     def fuse(self, match, training):
         x = match.operands["x"]

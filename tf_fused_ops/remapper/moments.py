@@ -15,13 +15,43 @@ _VECTORS = ("scale", "offset", "mean", "variance")
 _HALF = (tf.bfloat16, tf.float16)
 
 
-class _Decomposed(BatchNorm):
-    """x * inv + (offset - mean * inv), where inv = rsqrt(variance + epsilon) * scale.
+class OptionalVectors:
+    """What rules for normalizations of elementary ops share.
 
     Variants, by attribute:
         scaled, centered: Whether there are a scale and an offset.
-        reshaped: Whether the vectors are reshaped to [1, .., channels, .., 1].
+        reshaped: Whether the vectors are reshaped.
         half: The half precision dtype of x and y, if stock code computes in float32 between them.
+    """
+
+    def parameters(self, attrs):
+        parameters = {"epsilon": (0, None)}
+        return parameters | ({"shape": (1, tf.int32)} if attrs["reshaped"] else {})
+
+    def present(self, attrs):
+        missing = {"scale": not attrs["scaled"], "offset": not attrs["centered"]}
+        return tuple(name for name in self.operands if not missing.get(name))
+
+    def scale(self, attrs, sizes):
+        if not attrs["reshaped"]:
+            return attrs
+        return attrs | {"shape": [sizes.get(size, size) for size in attrs["shape"]]}
+
+    def check_precision(self, match):
+        """Returns why the fused op, which computes in float32 at least, does not fit, or None."""
+        x = match.operands["x"]
+        if x.dtype in _HALF and not match.attrs["half"]:
+            return f"{x.name} is normalized in {x.dtype.name}, not in float32"
+        epsilon = match.attrs["epsilon"]
+        if x.dtype == tf.float64 and not _decimals.survives(epsilon):
+            return f"epsilon {epsilon} has more digits than the fused op's attribute"
+        return None
+
+
+class _Decomposed(OptionalVectors, BatchNorm):
+    """x * inv + (offset - mean * inv), where inv = rsqrt(variance + epsilon) * scale.
+
+    Reshaped vectors are [1, .., channels, .., 1].
     """
 
     anchor = "Rsqrt"
@@ -43,21 +73,8 @@ class _Decomposed(BatchNorm):
     def origin(self, view, variance):
         """Returns the attributes of a variant that say where the variance comes from, or None."""
 
-    def parameters(self, attrs):
-        parameters = {"epsilon": (0, None)}
-        return parameters | ({"shape": (1, tf.int32)} if attrs["reshaped"] else {})
-
-    def present(self, attrs):
-        missing = {"scale": not attrs["scaled"], "offset": not attrs["centered"]}
-        return tuple(name for name in self.operands if not missing.get(name))
-
     def operand_dtype(self, name, dtype, attrs):
         return attrs["half"] or dtype if name in ("x", "side_input") else dtype
-
-    def scale(self, attrs, sizes):
-        if not attrs["reshaped"]:
-            return attrs
-        return attrs | {"shape": [sizes.get(size, size) for size in attrs["shape"]]}
 
     def scale_and_shift(self, attrs, x, mean, variance, scale=None, offset=None):
         """The stock normalization with given statistics."""
@@ -86,6 +103,9 @@ class _Decomposed(BatchNorm):
         return long[0] if long else rank - 1
 
     def check(self, match):
+        return self.check_channels(match) or self.check_precision(match)
+
+    def check_channels(self, match):
         x, axis = match.operands["x"], self.axis(match)
         if axis not in (1, x.shape.rank - 1):
             return f"the channels of {x.name} are neither its last dimension nor dimension 1"
@@ -96,9 +116,6 @@ class _Decomposed(BatchNorm):
                 return f"{name} {vector.name} of {vector.shape[0]} elements does not fit {x.name}"
         if channels is None:
             return f"the number of channels of {x.name} is not known"
-        epsilon = match.attrs["epsilon"]
-        if x.dtype == tf.float64 and not _decimals.survives(epsilon):
-            return f"epsilon {epsilon} has more digits than the fused op's attribute"
         return None
 
     def in_training(self, match):
