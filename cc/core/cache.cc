@@ -10,6 +10,11 @@
 namespace tfo {
 namespace {
 
+// Larger caches are shared with others (measured with 480 MiB, two threads that
+// write memory and read it again: past the caches 0.7 of the time for 100 MB
+// and 200 MB, 0.92 for 51 MB, 1.34 for 32 MB).
+constexpr std::int64_t kMostKept = 64 << 20;
+
 std::int64_t LastLevelBytes() {
   std::int64_t bytes = 32 << 20;
 #if defined(_SC_LEVEL3_CACHE_SIZE)
@@ -19,8 +24,10 @@ std::int64_t LastLevelBytes() {
   return bytes;
 }
 
+std::int64_t Default() { return std::min(LastLevelBytes() / 2, kMostKept); }
+
 std::atomic<std::int64_t>& Streamed() {
-  static std::atomic<std::int64_t> streamed{LastLevelBytes() / 2};
+  static std::atomic<std::int64_t> streamed{Default()};
   return streamed;
 }
 
@@ -31,8 +38,7 @@ std::int64_t StreamedBytes() {
 }
 
 void SetStreamedBytes(std::int64_t bytes) {
-  Streamed().store(bytes > 0 ? bytes : LastLevelBytes() / 2,
-                   std::memory_order_relaxed);
+  Streamed().store(bytes > 0 ? bytes : Default(), std::memory_order_relaxed);
 }
 
 }  // namespace tfo
