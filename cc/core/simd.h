@@ -157,6 +157,27 @@ TFO_INLINE Vec16 Load16(const void* from) {
   return v;
 }
 
+// The first n elements; the others are zero, and nothing beyond the n-th is
+// touched in memory.
+TFO_INLINE Vec16 Load16Partial(const void* from, int n) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  return (Vec16)_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1),
+                                         from);
+#else
+  Vec16 v{};
+  __builtin_memcpy(&v, from, static_cast<unsigned>(n) * sizeof(v[0]));
+  return v;
+#endif
+}
+TFO_INLINE void Store16Partial(void* to, Vec16 v, int n) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  _mm256_mask_storeu_epi16(to, static_cast<__mmask16>((1u << n) - 1),
+                           (__m256i)v);
+#else
+  __builtin_memcpy(to, &v, static_cast<unsigned>(n) * sizeof(v[0]));
+#endif
+}
+
 TFO_INLINE Vec<float> Widen(const BFloat16*, Vec16 bits) {
   return BitCast<Vec<float>>(__builtin_convertvector(bits, UintVec) << 16);
 }
@@ -245,9 +266,7 @@ TFO_INLINE Vec<Accumulator<T>> LoadAs(const T* from) {
 template <class T>
 TFO_INLINE Vec<Accumulator<T>> LoadAsPartial(const T* from, int n) {
   if constexpr (kIs16Bit<T>) {
-    Vec16 bits{};
-    __builtin_memcpy(&bits, from, static_cast<unsigned>(n) * sizeof(T));
-    return Widen(from, bits);
+    return Widen(from, Load16Partial(from, n));
   } else {
     return LoadPartial(from, n);
   }
@@ -266,8 +285,7 @@ TFO_INLINE void StoreAs(T* to, Vec<Accumulator<T>> v) {
 template <class T>
 TFO_INLINE void StoreAsPartial(T* to, Vec<Accumulator<T>> v, int n) {
   if constexpr (kIs16Bit<T>) {
-    const Vec16 bits = Narrow(to, v);
-    __builtin_memcpy(to, &bits, static_cast<unsigned>(n) * sizeof(T));
+    Store16Partial(to, Narrow(to, v), n);
   } else {
     StorePartial(to, v, n);
   }
