@@ -56,40 +56,6 @@ ConvGradientArgs OfGroup(ConvGradientArgs args, std::int64_t group) {
   return args;
 }
 
-// Hands calls that ask alike, one after the other, the same memory.
-class SharedScratch {
- public:
-  explicit SharedScratch(const Scratch& scratch) : scratch_(scratch) {}
-
-  // For the next call.
-  Scratch Next() {
-    next_ = 0;
-    return {[](void* owner, std::int64_t bytes) {
-              return static_cast<SharedScratch*>(owner)->Allocate(bytes);
-            },
-            this};
-  }
-
- private:
-  struct Block {
-    void* data;
-    std::int64_t bytes;
-  };
-  static constexpr int kCapacity = 64;
-
-  void* Allocate(std::int64_t bytes) {
-    if (next_ == kCapacity) return scratch_.Allocate<char>(bytes);
-    Block& block = blocks_[next_++];
-    if (block.bytes < bytes) block = {scratch_.Allocate<char>(bytes), bytes};
-    if (block.data == nullptr) block.bytes = 0;
-    return block.data;
-  }
-
-  const Scratch& scratch_;
-  Block blocks_[kCapacity] = {};
-  int next_ = 0;
-};
-
 // Calls body(args of a group, scratch memory) for one group after the other, as
 // long as it returns true.
 template <class T, class Args, class Body>
