@@ -43,6 +43,16 @@ struct Source {
   Accumulator<T> alpha;
 };
 
+template <class A>
+TFO_INLINE void Zero(A* to, std::int64_t n) {
+  __builtin_memset(to, 0, static_cast<std::size_t>(n) * sizeof(A));
+}
+
+template <class P, int kCount>
+TFO_INLINE void Zero(InPlanes<P, kCount> to, std::int64_t n) {
+  for (int i = 0; i < kCount; ++i) Zero(to[i], n);
+}
+
 // Takes a vector as it is.
 struct Unchanged {
   template <class V, class T>
@@ -66,12 +76,28 @@ struct TimesSlope {
   Vec<A> alpha;
 };
 
+// Calls body(transform) for what makes a source's operands of what is loaded.
+template <class T, class Body>
+TFO_INLINE void WithTransform(const Source<T>& source, const Body& body) {
+  if (source.saved == nullptr) return body(Unchanged{});
+  WithActivation(source.activation, [&](auto activation) {
+    body(TimesSlope<T, decltype(activation)::value>{Splat(source.alpha)});
+  });
+}
+
+// Whether what is written are elements of pairs.
+template <class To>
+constexpr bool kMakesPairs = std::is_same_v<To, BFloat16*> ||
+                             std::is_same_v<To, InPlanes<BFloat16, 2>> ||
+                             std::is_same_v<To, InPlanes<BFloat16, 3>>;
+
 template <class T, class To, class Transform>
-TFO_INLINE void CopyRun(const T* from, const T* saved, std::int64_t n, To* to,
+TFO_INLINE void CopyRun(const T* from, const T* saved, std::int64_t n, To to,
                         Transform transform) {
   constexpr int lanes = kLanes<Accumulator<T>>;
   std::int64_t i = 0;
-  if constexpr (kIs16Bit<To> && std::is_same_v<Transform, Unchanged>) {
+  if constexpr (std::is_same_v<To, T*> && kIs16Bit<T> &&
+                std::is_same_v<Transform, Unchanged>) {
     for (; i + lanes <= n; i += lanes)
       __builtin_memcpy(to + i, from + i, lanes * sizeof(T));
     if (i < n) __builtin_memcpy(to + i, from + i, (n - i) * sizeof(T));
@@ -108,12 +134,37 @@ TFO_INLINE void FetchRun(const T* from, std::int64_t n) {
 // filled up with zero.
 template <class T, class To, class Transform>
 void CopyRow(const T* from, const T* saved, const AddressMap& map,
-             std::int64_t columns, std::int64_t channels, To* to,
+             std::int64_t columns, std::int64_t channels, To to,
              std::int64_t pitch, Transform transform) {
-  constexpr int lanes = kLanes<Accumulator<T>>;
-  if (std::is_same_v<To, ElementOf<Operand<T>>> &&
-      channels % kElements<Operand<T>> != 0) {
-    for (std::int64_t j = 0; j < columns; ++j) to[j * pitch + channels] = {};
+  using A = Accumulator<T>;
+  constexpr int lanes = kLanes<A>;
+#if defined(__AVX512F__)
+  // Some pixels of an odd number of channels, to which a zero each is added.
+  if constexpr (kMakesPairs<To>) {
+    if (map.c == 1 && map.w == channels && pitch == channels + 1 &&
+        lanes % pitch == 0) {
+      const std::int64_t pixels = lanes / pitch;
+      unsigned taken = 0;
+      for (int l = 0; l < lanes; ++l)
+        taken |= (l % pitch < channels ? 1u : 0u) << l;
+      for (std::int64_t j = 0; j < columns; j += pixels) {
+        const int n = static_cast<int>(Min(pixels, columns - j));
+        const std::int64_t at = j * channels;
+        const int count = static_cast<int>(n * channels);
+        const auto v = (__m512)transform(LoadAsPartial(from + at, count), saved,
+                                         at, count);
+        StoreAsPartial(to + j * pitch,
+                       (Vec<float>)_mm512_maskz_expand_ps(
+                           static_cast<__mmask16>(taken), v),
+                       static_cast<int>(n * pitch));
+      }
+      return;
+    }
+  }
+#endif
+  if (kMakesPairs<To> && channels % 2 != 0) {
+    for (std::int64_t j = 0; j < columns; ++j)
+      Zero(to + j * pitch + channels, 1);
   }
   if (map.c == 1) {
     if (map.w == channels && pitch == channels) {
@@ -138,15 +189,15 @@ void CopyRow(const T* from, const T* saved, const AddressMap& map,
     const int n = static_cast<int>(Min(columns - j, lanes));
     for (std::int64_t c = 0; c < channels; c += lanes) {
       const int m = static_cast<int>(Min(channels - c, lanes));
-      Vec<Accumulator<T>> v[lanes]{};
+      decltype(transform(Vec<A>{}, saved, 0, n)) v[lanes]{};
       for (int i = 0; i < m; ++i) {
         const std::int64_t at = (c + i) * map.c + j;
         const T* p = from + at;
         v[i] = transform(n == lanes ? LoadAs(p) : LoadAsPartial(p, n), saved,
                          at, n);
       }
-      Transpose<Accumulator<T>>(v);
-      To* const block = to + j * pitch + c;
+      Transpose<A>(v);
+      const To block = to + j * pitch + c;
       for (int i = 0; i < n; ++i) {
         if (m == lanes) {
           StoreAs(block + i * pitch, v[i]);
@@ -158,21 +209,16 @@ void CopyRow(const T* from, const T* saved, const AddressMap& map,
   }
 }
 
-template <class A>
-TFO_INLINE void Zero(A* to, std::int64_t n) {
-  __builtin_memset(to, 0, static_cast<std::size_t>(n) * sizeof(A));
-}
-
 template <class T, class To, class Transform>
 TFO_INLINE void GatherRows(const Source<T>& source, const AddressMap& map,
                            std::int64_t n, std::int64_t height,
-                           std::int64_t width, const Box& box, To* to,
+                           std::int64_t width, const Box& box, To to,
                            std::int64_t pitch, std::int64_t row_pitch,
                            Transform transform) {
   const std::int64_t first = box.w < 0 ? -box.w : 0;
   std::int64_t last = width - box.w < box.columns ? width - box.w : box.columns;
   if (last < first) last = first;
-  for (std::int64_t i = 0; i < box.rows; ++i, to += row_pitch) {
+  for (std::int64_t i = 0; i < box.rows; ++i, to = to + row_pitch) {
     const std::int64_t row = box.h + i;
     if (row < 0 || row >= height || last == first) {
       Zero(to, box.columns * pitch);
@@ -193,16 +239,9 @@ TFO_INLINE void GatherRows(const Source<T>& source, const AddressMap& map,
 // left as it is inside the image.
 template <class T, class To>
 void Gather(const Source<T>& source, const AddressMap& map, std::int64_t n,
-            std::int64_t height, std::int64_t width, const Box& box, To* to,
+            std::int64_t height, std::int64_t width, const Box& box, To to,
             std::int64_t pitch, std::int64_t row_pitch) {
-  if (source.saved == nullptr) {
-    GatherRows(source, map, n, height, width, box, to, pitch, row_pitch,
-               Unchanged{});
-    return;
-  }
-  WithActivation(source.activation, [&](auto activation) {
-    const TimesSlope<T, decltype(activation)::value> transform{
-        Splat(source.alpha)};
+  WithTransform(source, [&](auto transform) {
     GatherRows(source, map, n, height, width, box, to, pitch, row_pitch,
                transform);
   });

@@ -3,9 +3,23 @@
 //
 // An instruction multiplies 16 operands of each row of a by as many rows of b.
 // Rows of a along which operands do not follow each other are transposed first.
+//
+// Numbers that are sums of bfloat16, a = a0 + a1 + a2 with parts of 8 digits
+// each, are multiplied part by part:
+//
+//   a * b = a0 * b0 + (a0 * b1 + a1 * b0) + (a0 * b2 + a1 * b1 + a2 * b0) + ...
+//
+// What is left out is less than 2^-22 of a product, without bias, and 2^-26 of
+// it in the mean square: less than what rounding to float32 adds. The small
+// products are summed up before the large ones, so that the sum is rounded as
+// often as one of multiply-adds is. What is no number then is computed by
+// multiply-adds: there may be an infinite number in it, which has no parts.
 #ifndef TFO_CC_CORE_AMX_TILE_H_
 #define TFO_CC_CORE_AMX_TILE_H_
 
+#include <type_traits>
+
+#include "cc/core/address_map.h"
 #include "cc/core/micro_kernel.h"
 #include "cc/core/parallel.h"
 
@@ -90,11 +104,9 @@ inline void SetAmxShapes(int upper, int lower, int depth) {
 }
 
 // A tile of kHalves registers of rows and kVectors of columns.
-template <int kHalves, int kVectors>
+template <class E, int kHalves, int kVectors>
 class AmxTile {
  public:
-  using E = BFloat16Pair;
-
   AmxTile(const TileOperands<E>& t, int rows)
       : t_(t),
         upper_((rows + kHalves - 1) / kHalves),
@@ -110,77 +122,138 @@ class AmxTile {
     const std::int64_t depth =
         Max(CeilDiv(length, Max(CeilDiv(length, kAmxDepth), 1)), 1);
     SetAmxShapes(upper_, lower_, static_cast<int>(depth));
-    for (int panel = 0; panel < t_.num_panels; ++panel) {
-      Start(t_.start, t_.start_stride, panel * t_.c_panel);
+    const auto steps = [&](int panel, auto step) TFO_INLINE_LAMBDA {
       const E* const first_b = t_.b + panel * t_.b_panel;
       const E* b = first_b;
       for (std::int64_t s = 0; s < t_.num_segments; ++s) {
         const E* a = t_.a + t_.segments[s].offset;
         if (t_.b_offset != nullptr) b = first_b + t_.b_offset[s];
         std::int64_t k = t_.segments[s].length;
-        for (; k >= depth; k -= depth, a += depth, b += depth * t_.b_stride)
-          Step(a, pitch, b, t_.b_stride);
+        for (; k >= depth; k -= depth, a += depth, b += depth * t_.b_stride) {
+          step(Operands{
+              {a, t_.a_plane}, pitch, {b, t_.b_plane}, t_.b_stride, depth});
+        }
         if (k > 0) {
-          StepOver(a, pitch, b, static_cast<int>(k), static_cast<int>(depth));
+          step(PadStep({a, t_.a_plane}, pitch, {b, t_.b_plane}, k, depth));
           b += k * t_.b_stride;
         }
       }
-      if (t_.y == nullptr) {
+    };
+    // A panel is finished while the next one is multiplied.
+    CutRows();
+    Finisher<decltype(steps)> last{*this, steps};
+    for (int panel = 0; panel < t_.num_panels; ++panel) {
+      float* const sums = sums_ + panel % 2 * kSumsPanel;
+      const Sums from = StartOf(panel);
+      const auto between = [&]() TFO_INLINE_LAMBDA { last.FinishSome(); };
+      if (!kSplit && t_.y == nullptr) {
+        Multiply(steps, panel, from, between);
         Write(t_.c + panel * t_.c_panel, t_.c_stride);
-      } else {
-        Write(sums_, kSumsStride);
-        FinishPanel(panel, sums_);
+        continue;
       }
+      Multiply(steps, panel, kSplit ? Sums{nullptr, 0} : from, between);
+      Write(sums, kSumsStride);
+      last.FinishAll();
+      last.Begin(panel, kSplit ? from : Sums{nullptr, 0}, sums);
     }
+    last.FinishAll();
   }
 
   // Rows that lie together. They are transposed once for all panels.
   TFO_INLINE void RunColumns() {
     SetAmxShapes(upper_, lower_, kAmxDepth);
+    CutRows();
     const bool in_memory = t_.y == nullptr;
-    float* const c = in_memory ? t_.c : sums_;
+    float* const c = in_memory ? t_.c : results_;
     const std::int64_t c_stride = in_memory ? t_.c_stride : kSumsStride;
     const std::int64_t c_panel = in_memory ? t_.c_panel : kSumsPanel;
     Cursor at{t_};
     bool first = true;
     do {
-      int steps = 0;
-      for (; steps < kAmxSteps && !at.Done(); ++steps) {
+      int count = 0;
+      for (; count < kAmxSteps && !at.Done(); ++count) {
         const E* columns[kAmxDepth];
-        counts_[steps] = at.Next(columns, rows_[steps]);
-        for (int half = 0; half < kHalves; ++half)
-          TransposeA(columns, counts_[steps], half, a_ + steps * kRegistersOfA);
-      }
-      for (int panel = 0; panel < t_.num_panels; ++panel) {
-        first ? Start(t_.start, t_.start_stride, panel * t_.c_panel)
-              : Start(c, c_stride, panel * c_panel);
-        for (int step = 0; step < steps; ++step) {
-          const E* b = t_.b + panel * t_.b_panel + rows_[step][0];
-          std::int64_t b_pitch = t_.b_stride;
-          if (counts_[step] < kAmxDepth || t_.b_offset != nullptr) {
-            CopyB(t_.b + panel * t_.b_panel, rows_[step], counts_[step],
-                  kAmxDepth);
-            b = b_;
-            b_pitch = kVectors * kAmxColumns;
+        counts_[count] = at.Next(columns, rows_[count]);
+        for (int plane = 0; plane < kPlanes<E>; ++plane) {
+          for (int half = 0; half < kHalves; ++half) {
+            TransposeA(columns, plane * t_.a_plane, counts_[count], half,
+                       a_ + (count * kPlanes<E> + plane) * kRegistersOfA);
           }
-          Step(a_ + step * kRegistersOfA, kAmxDepth, b, b_pitch);
         }
-        Write(c + panel * c_panel, c_stride);
+      }
+      const bool last = at.Done();
+      for (int panel = 0; panel < t_.num_panels; ++panel) {
+        const In b{t_.b + panel * t_.b_panel, t_.b_plane};
+        const auto steps = [&](int, auto step) TFO_INLINE_LAMBDA {
+          for (int i = 0; i < count; ++i) {
+            Operands o{{a_ + i * kPlanes<E> * kRegistersOfA, kRegistersOfA},
+                       kAmxDepth,
+                       b + rows_[i][0],
+                       t_.b_stride,
+                       kAmxDepth};
+            if (counts_[i] < kAmxDepth || t_.b_offset != nullptr) {
+              o.b = CopyB(b, rows_[i], counts_[i], kAmxDepth);
+              o.b_pitch = kSumsStride;
+            }
+            step(o);
+          }
+        };
+        float* const sums = c + panel * c_panel;
+        const Sums from = first ? StartOf(panel) : Sums{sums, c_stride};
+        Finisher<decltype(steps)> finisher{*this, steps};
+        if constexpr (kSplit) {
+          Multiply(steps, panel, {nullptr, 0}, [] {});
+          Write(sums_, kSumsStride);
+          finisher.Begin(panel, from, sums_);
+          if (!last) finisher.WriteTo(sums, c_stride);
+        } else {
+          Multiply(steps, panel, from, [] {});
+          Write(sums, c_stride);
+          if (last && !in_memory) finisher.Begin(panel, {nullptr, 0}, sums);
+        }
+        finisher.FinishAll();
       }
       first = false;
     } while (!at.Done());
-    for (int panel = 0; !in_memory && panel < t_.num_panels; ++panel)
-      FinishPanel(panel, sums_ + panel * kSumsPanel);
   }
 
  private:
+  using In = InPlanes<const E, kPlanes<E>>;
+  static constexpr bool kSplit = kPlanes<E> > 1;
   // Operands that the registers of a hold, and the steps whose operands are
   // transposed at a time: half of the first-level cache.
   static constexpr std::int64_t kRegistersOfA = kHalves * kAmxRows * kAmxDepth;
-  static constexpr int kAmxSteps = 8;
+  static constexpr int kAmxSteps = kSplit ? 4 : 8;
+  static constexpr int kBlockRows = 8;
   // Finished sums.
   static constexpr std::int64_t kSumsStride = kVectors * kAmxColumns;
   static constexpr std::int64_t kSumsPanel = kHalves * kAmxRows * kSumsStride;
+
+  // What a step multiplies: `depth` columns of a and rows of b.
+  struct Operands {
+    In a;
+    std::int64_t a_pitch;
+    In b;
+    std::int64_t b_pitch, depth;
+  };
+
+  // What sums begin from; null: zero.
+  struct Sums {
+    const float* data;
+    std::int64_t stride;
+  };
+
+  TFO_INLINE Sums StartOf(int panel) const {
+    if (t_.start == nullptr) return {nullptr, 0};
+    return {t_.start + panel * t_.c_panel, t_.start_stride};
+  }
+
+  // Rows that are finished together; `shift` is their place in y beside that of
+  // the tile's rows.
+  struct RowBlock {
+    int first, count;
+    std::int64_t shift;
+  };
 
   // Goes through the depth of a tile whose rows lie together.
   struct Cursor {
@@ -211,61 +284,139 @@ class AmxTile {
     }
   };
 
-  // Adds the products of as many operands as the registers of a are wide.
-  TFO_INLINE void Step(const E* a, std::int64_t a_pitch, const E* b,
-                       std::int64_t b_pitch) {
-    const std::int64_t a_bytes = a_pitch * sizeof(E),
-                       b_bytes = b_pitch * sizeof(E);
+  TFO_INLINE void LoadUpperA(const Operands& o, int plane) {
+    LoadAmx<kUpperA>(o.a[plane], o.a_pitch * sizeof(E));
+  }
+  TFO_INLINE void LoadLowerA(const Operands& o, int plane) {
+    if constexpr (kHalves > 1)
+      LoadAmx<kLowerA>(o.a[plane] + upper_ * o.a_pitch, o.a_pitch * sizeof(E));
+  }
+  TFO_INLINE void LoadLeftB(const Operands& o, int plane) {
+    LoadAmx<kLeftB>(o.b[plane], o.b_pitch * sizeof(E));
+  }
+  TFO_INLINE void LoadRightB(const Operands& o, int plane) {
+    if constexpr (kVectors > 1)
+      LoadAmx<kRightB>(o.b[plane] + kAmxColumns, o.b_pitch * sizeof(E));
+  }
+  TFO_INLINE void MultiplyUpperRight() {
+    if constexpr (kVectors > 1) MultiplyAmx<kUpperRight, kUpperA, kRightB>();
+  }
+  TFO_INLINE void MultiplyLowerLeft() {
+    if constexpr (kHalves > 1) MultiplyAmx<kLowerLeft, kLowerA, kLeftB>();
+  }
+  TFO_INLINE void MultiplyLowerRight() {
+    if constexpr (kHalves * kVectors > 2)
+      MultiplyAmx<kLowerRight, kLowerA, kRightB>();
+  }
+
+  TFO_INLINE void Fetch() {
     for (int i = 0; i < kAmxLinesPerStep && line_ < last_line_; ++i)
       __builtin_prefetch(*line_++, 0, 2);
-    LoadAmx<kLeftB>(b, b_bytes);
-    LoadAmx<kUpperA>(a, a_bytes);
+  }
+
+  // Adds the products of as many operands as the registers of a are wide; of
+  // their first parts.
+  TFO_INLINE void Step(const Operands& o) {
+    Fetch();
+    LoadLeftB(o, 0);
+    LoadUpperA(o, 0);
     MultiplyAmx<kUpperLeft, kUpperA, kLeftB>();
-    if constexpr (kVectors > 1) {
-      LoadAmx<kRightB>(b + kAmxColumns, b_bytes);
-      MultiplyAmx<kUpperRight, kUpperA, kRightB>();
+    LoadRightB(o, 0);
+    MultiplyUpperRight();
+    LoadLowerA(o, 0);
+    MultiplyLowerLeft();
+    MultiplyLowerRight();
+  }
+  // The same, with other parts of b, or of a, than in the registers.
+  TFO_INLINE void StepOfB(const Operands& o, int plane) {
+    LoadLeftB(o, plane);
+    MultiplyAmx<kUpperLeft, kUpperA, kLeftB>();
+    MultiplyLowerLeft();
+    LoadRightB(o, plane);
+    MultiplyUpperRight();
+    MultiplyLowerRight();
+  }
+  TFO_INLINE void StepOfA(const Operands& o, int plane) {
+    LoadUpperA(o, plane);
+    MultiplyAmx<kUpperLeft, kUpperA, kLeftB>();
+    MultiplyUpperRight();
+    LoadLowerA(o, plane);
+    MultiplyLowerLeft();
+    MultiplyLowerRight();
+  }
+
+  // The sums of products of a panel, in registers. `between` steps something
+  // else may be done.
+  template <class Steps, class Between>
+  TFO_INLINE void Multiply(const Steps& steps, int panel, const Sums& from,
+                           Between between) {
+    Start(from);
+    if constexpr (kSplit) {
+      steps(panel, [&](const Operands& o) TFO_INLINE_LAMBDA {
+        Fetch();
+        LoadUpperA(o, 0);
+        LoadLowerA(o, 0);
+        if constexpr (kPlanes<E> > 2) StepOfB(o, 2);
+        StepOfB(o, 1);
+        Fetch();
+        StepOfA(o, 1);
+        StepOfB(o, 0);
+        if constexpr (kPlanes<E> > 2) StepOfA(o, 2);
+        between();
+      });
     }
-    if constexpr (kHalves > 1) {
-      LoadAmx<kLowerA>(a + upper_ * a_pitch, a_bytes);
-      MultiplyAmx<kLowerLeft, kLowerA, kLeftB>();
-      if constexpr (kVectors > 1) MultiplyAmx<kLowerRight, kLowerA, kRightB>();
-    }
+    steps(panel, [&](const Operands& o) TFO_INLINE_LAMBDA {
+      Step(o);
+      between();
+    });
   }
 
   // A step of `k` operands, fewer than the registers are wide.
-  void StepOver(const E* a, std::int64_t a_pitch, const E* b, int k,
-                int depth) {
+  TFO_INLINE Operands PadStep(In a, std::int64_t a_pitch, In b, std::int64_t k,
+                              std::int64_t depth) {
     const auto some = static_cast<__mmask16>((1u << k) - 1);
-    for (int i = 0; i < upper_ + lower_; ++i) {
-      _mm512_store_si512(a_ + i * kAmxDepth,
-                         _mm512_maskz_loadu_epi32(some, a + i * a_pitch));
+    for (int plane = 0; plane < kPlanes<E>; ++plane) {
+      for (int i = 0; i < upper_ + lower_; ++i) {
+        _mm512_store_si512(
+            a_ + plane * kRegistersOfA + i * kAmxDepth,
+            _mm512_maskz_loadu_epi32(some, a[plane] + i * a_pitch));
+      }
     }
     std::int64_t rows[kAmxDepth];
     for (int i = 0; i < k; ++i) rows[i] = i * t_.b_stride;
-    CopyB(b, rows, k, depth);
-    Step(a_, kAmxDepth, b_, kVectors * kAmxColumns);
+    return {{a_, kRegistersOfA},
+            kAmxDepth,
+            CopyB(b, rows, static_cast<int>(k), depth),
+            kSumsStride,
+            depth};
   }
 
   // `count` rows of b, and zero behind them.
-  TFO_INLINE void CopyB(const E* b, const std::int64_t* rows, int count,
-                        int depth) {
-    for (int i = 0; i < depth; ++i) {
-      for (int j = 0; j < kVectors * kAmxColumns; j += kAmxColumns)
-        Store(b_ + i * kVectors * kAmxColumns + j,
-              i < count ? Load(b + rows[i] + j) : Vec<float>{});
+  TFO_INLINE In CopyB(In b, const std::int64_t* rows, int count,
+                      std::int64_t depth) {
+    constexpr std::int64_t kPlane = kAmxDepth * kSumsStride;
+    for (int plane = 0; plane < kPlanes<E>; ++plane) {
+      E* const to = b_ + plane * kPlane;
+      for (int i = 0; i < depth; ++i) {
+        for (int j = 0; j < kSumsStride; j += kAmxColumns) {
+          Store(to + i * kSumsStride + j,
+                i < count ? Load(b[plane] + rows[i] + j) : Vec<float>{});
+        }
+      }
     }
+    return {b_, kPlane};
   }
 
   // The rows of one half from `count` of their columns, and zero behind them.
-  TFO_INLINE void TransposeA(const E* const* columns, int count, int half,
-                             E* to) {
+  TFO_INLINE void TransposeA(const E* const* columns, std::int64_t plane,
+                             int count, int half, E* to) {
     const int rows = half == 0 ? upper_ : lower_;
     const auto some = static_cast<__mmask16>((1u << rows) - 1);
     Vec<float> v[kAmxDepth];
 #pragma GCC unroll 16
     for (int i = 0; i < kAmxDepth; ++i) {
       v[i] = i < count ? (Vec<float>)_mm512_maskz_loadu_ps(
-                             some, columns[i] + half * upper_)
+                             some, columns[i] + plane + half * upper_)
                        : Vec<float>{};
     }
     Transpose<float>(v);
@@ -274,20 +425,19 @@ class AmxTile {
       Store(to + (half * upper_ + i) * kAmxDepth, v[i]);
   }
 
-  TFO_INLINE void Start(const float* from, std::int64_t stride,
-                        std::int64_t offset) {
-    if (from == nullptr) {
+  TFO_INLINE void Start(const Sums& from) {
+    if (from.data == nullptr) {
       ZeroAmx<kUpperLeft>();
       if constexpr (kVectors > 1) ZeroAmx<kUpperRight>();
       if constexpr (kHalves > 1) ZeroAmx<kLowerLeft>();
       if constexpr (kHalves * kVectors > 2) ZeroAmx<kLowerRight>();
       return;
     }
-    from += offset;
-    const std::int64_t bytes = stride * sizeof(float);
-    const float* const lower = from + upper_ * stride;
-    LoadAmx<kUpperLeft>(from, bytes);
-    if constexpr (kVectors > 1) LoadAmx<kUpperRight>(from + kAmxColumns, bytes);
+    const std::int64_t bytes = from.stride * sizeof(float);
+    const float* const lower = from.data + upper_ * from.stride;
+    LoadAmx<kUpperLeft>(from.data, bytes);
+    if constexpr (kVectors > 1)
+      LoadAmx<kUpperRight>(from.data + kAmxColumns, bytes);
     if constexpr (kHalves > 1) LoadAmx<kLowerLeft>(lower, bytes);
     if constexpr (kHalves * kVectors > 2)
       LoadAmx<kLowerRight>(lower + kAmxColumns, bytes);
@@ -303,26 +453,169 @@ class AmxTile {
       StoreAmx<kLowerRight>(lower + kAmxColumns, bytes);
   }
 
-  TFO_INLINE void FinishPanel(int panel, const float* sums) const {
-    const int rows = upper_ + lower_;
-    int row = 0;
-    for (; row + 8 <= rows; row += 8) FinishRows<8>(panel, row, sums);
-    if (rows & 4) row = FinishRows<4>(panel, row, sums);
-    if (rows & 2) row = FinishRows<2>(panel, row, sums);
-    if (rows & 1) FinishRows<1>(panel, row, sums);
+  // Cuts the rows that are wanted into blocks that fit the vector registers.
+  TFO_INLINE void CutRows() {
+    const RowRun all{0, upper_ + lower_, 0};
+    const bool in_runs = t_.y != nullptr && t_.num_runs > 0;
+    const int num_runs = in_runs ? t_.num_runs : 1;
+    num_blocks_ = 0;
+    for (int i = 0; i < num_runs; ++i) {
+      const RowRun& run = in_runs ? t_.runs[i] : all;
+      const std::int64_t shift = run.offset - run.first * t_.y_stride;
+      int row = run.first, rest = run.count;
+      for (int size = kBlockRows; size > 0; size /= 2) {
+        for (; rest >= size; rest -= size, row += size)
+          blocks_[num_blocks_++] = {row, size, shift};
+      }
+    }
   }
 
   template <int kRows>
-  TFO_INLINE int FinishRows(int panel, int row, const float* sums) const {
-    Vec<float> sum[kRows][kVectors];
+  static TFO_INLINE void LoadSums(const float* from, std::int64_t stride,
+                                  Vec<float> (&sum)[kRows][kVectors]) {
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j)
-        sum[i][j] = Load(sums + (row + i) * kSumsStride + j * kAmxColumns);
+        sum[i][j] = Load(from + i * stride + j * kAmxColumns);
     }
-    Finish<E, kRows, kVectors>(t_, row, panel, sum);
-    return row + kRows;
+  }
+
+  // Finishes a panel's sums, block by block. Adds them to `from`, and writes
+  // them to c if there is one.
+  template <class Steps>
+  struct Finisher {
+    AmxTile& tile;
+    const Steps& steps;
+    int panel = 0, block = 1 << 30;
+    Sums from{};
+    float* sums = nullptr;
+    float* c = nullptr;
+    std::int64_t c_stride = 0;
+
+    TFO_INLINE void Begin(int the_panel, const Sums& start, float* the_sums) {
+      panel = the_panel;
+      from = start;
+      sums = the_sums;
+      block = 0;
+    }
+    TFO_INLINE void WriteTo(float* to, std::int64_t stride) {
+      c = to;
+      c_stride = stride;
+    }
+    TFO_INLINE void FinishSome() {
+      if (block < tile.num_blocks_) FinishBlock();
+    }
+    TFO_INLINE void FinishAll() {
+      while (block < tile.num_blocks_) FinishBlock();
+    }
+
+   private:
+    __attribute__((noinline)) void FinishBlock() {
+      const RowBlock& rows = tile.blocks_[block++];
+      switch (rows.count) {
+        case 8:
+          return FinishRows<8>(rows);
+        case 4:
+          return FinishRows<4>(rows);
+        case 2:
+          return FinishRows<2>(rows);
+        default:
+          return FinishRows<1>(rows);
+      }
+    }
+
+    template <int kRows>
+    TFO_INLINE void FinishRows(const RowBlock& rows) {
+      const int row = rows.first;
+      Vec<float> sum[kRows][kVectors];
+      LoadSums<kRows>(sums + row * kSumsStride, kSumsStride, sum);
+      if constexpr (kSplit) {
+        __mmask16 none = 0;
+#pragma GCC unroll 16
+        for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+          for (int j = 0; j < kVectors; ++j) {
+            none |= _mm512_cmp_ps_mask((__m512)sum[i][j], (__m512)sum[i][j],
+                                       _CMP_UNORD_Q);
+          }
+        }
+        if (__builtin_expect(none != 0, false)) {
+          tile.MultiplyWhole(steps, panel, row, kRows, sums);
+          Vec<float> whole[kRows][kVectors];
+          LoadSums<kRows>(sums + row * kSumsStride, kSumsStride, whole);
+#pragma GCC unroll 16
+          for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+            for (int j = 0; j < kVectors; ++j)
+              sum[i][j] = sum[i][j] == sum[i][j] ? sum[i][j] : whole[i][j];
+          }
+        }
+      }
+      if (from.data != nullptr) {
+        const float* start = from.data + row * from.stride;
+#pragma GCC unroll 16
+        for (int i = 0; i < kRows; ++i, start += from.stride) {
+#pragma GCC unroll 4
+          for (int j = 0; j < kVectors; ++j)
+            sum[i][j] += Load(start + j * kAmxColumns);
+        }
+      }
+      if (c == nullptr) {
+        return Finish<E, kRows, kVectors>(tile.t_, row, panel, sum, rows.shift);
+      }
+      float* to = c + row * c_stride;
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows; ++i, to += c_stride) {
+#pragma GCC unroll 4
+        for (int j = 0; j < kVectors; ++j)
+          Store(to + j * kAmxColumns, sum[i][j]);
+      }
+    }
+  };
+
+  // The products of `rows` rows from one on, without parts. An infinite number
+  // is its first part alone.
+  template <class Steps>
+  __attribute__((noinline, cold)) void MultiplyWhole(const Steps& steps,
+                                                     int panel, int first,
+                                                     int rows, float* sums) {
+    Zero(sums + first * kSumsStride, rows * kSumsStride);
+    // Of pairs: the first number, or the second.
+    const auto whole = [](In from, bool second) {
+      Vec<float> sum{};
+      for (int plane = 0; plane < kPlanes<E>; ++plane) {
+        const UintVec pair = BitCast<UintVec>(Load(from[plane]));
+        const Vec<float> part =
+            BitCast<Vec<float>>(second ? pair & 0xffff0000u : pair << 16);
+        const Vec<float> more = sum + part;
+        sum = plane == 0                                             ? part
+              : (BitCast<UintVec>(sum) & 0x7fffffffu) == 0x7f800000u ? sum
+                                                                     : more;
+      }
+      return sum;
+    };
+    const auto add = [&](const Operands& o) {
+      for (int half = 0; half < 2; ++half) {
+        for (int i = first; i < first + rows; ++i) {
+          alignas(64) E row[kPlanes<E>][kAmxDepth]{};
+          for (int plane = 0; plane < kPlanes<E>; ++plane) {
+            for (int k = 0; k < o.depth; ++k)
+              row[plane][k] = o.a[plane][i * o.a_pitch + k];
+          }
+          const Vec<float> a = whole({row[0], kAmxDepth}, half > 0);
+          for (int k = 0; k < o.depth; ++k) {
+            for (int j = 0; j < kSumsStride; j += kAmxColumns) {
+              float* const to = sums + i * kSumsStride + j;
+              Store(to,
+                    Load(to) + static_cast<float>(a[k]) *
+                                   whole(o.b + k * o.b_pitch + j, half > 0));
+            }
+          }
+        }
+      }
+    };
+    steps(panel, add);
   }
 
   const TileOperands<E>& t_;
@@ -330,17 +623,21 @@ class AmxTile {
   const void* const* line_;
   const void* const* const last_line_;
   // Of steps: operands that do not lie as the registers want them, where rows
-  // of b are and how many. Then finished sums.
-  alignas(64) E a_[kAmxSteps * kRegistersOfA];
-  alignas(64) E b_[kAmxDepth * kVectors * kAmxColumns];
+  // of b are and how many. Then sums of a panel and of the one before, and
+  // those of all panels that are not finished.
+  alignas(64) E a_[kAmxSteps * kPlanes<E> * kRegistersOfA];
+  alignas(64) E b_[kPlanes<E> * kAmxDepth * kSumsStride];
   std::int64_t rows_[kAmxSteps][kAmxDepth];
   int counts_[kAmxSteps];
-  alignas(64) float sums_[kPanelsPerCall * kSumsPanel];
+  RowBlock blocks_[2 * kAmxRows];
+  int num_blocks_ = 0;
+  alignas(64) float sums_[2 * kSumsPanel];
+  alignas(64) float results_[kPanelsPerCall * kSumsPanel];
 };
 
-template <bool kContiguousK, int kHalves, int kVectors>
-void RunAmxTileOf(const TileOperands<BFloat16Pair>& t, int rows) {
-  AmxTile<kHalves, kVectors> tile(t, rows);
+template <class E, bool kContiguousK, int kHalves, int kVectors>
+void RunAmxTileOf(const TileOperands<E>& t, int rows) {
+  AmxTile<E, kHalves, kVectors> tile(t, rows);
   if constexpr (kContiguousK) {
     tile.RunRows();
   } else {
@@ -348,16 +645,15 @@ void RunAmxTileOf(const TileOperands<BFloat16Pair>& t, int rows) {
   }
 }
 
-template <bool kContiguousK>
-TFO_INLINE void RunAmxTile(int rows, int columns,
-                           const TileOperands<BFloat16Pair>& t) {
+template <class E, bool kContiguousK>
+TFO_INLINE void RunAmxTile(int rows, int columns, const TileOperands<E>& t) {
   const bool wide = columns > kAmxColumns;
   if (rows > kAmxRows) {
-    wide ? RunAmxTileOf<kContiguousK, 2, 2>(t, rows)
-         : RunAmxTileOf<kContiguousK, 2, 1>(t, rows);
+    wide ? RunAmxTileOf<E, kContiguousK, 2, 2>(t, rows)
+         : RunAmxTileOf<E, kContiguousK, 2, 1>(t, rows);
   } else {
-    wide ? RunAmxTileOf<kContiguousK, 1, 2>(t, rows)
-         : RunAmxTileOf<kContiguousK, 1, 1>(t, rows);
+    wide ? RunAmxTileOf<E, kContiguousK, 1, 2>(t, rows)
+         : RunAmxTileOf<E, kContiguousK, 1, 1>(t, rows);
   }
 }
 

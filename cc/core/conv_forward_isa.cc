@@ -57,7 +57,7 @@ bool PlanForward(const ConvForwardArgs& args, const ConvShape& s,
   // Panels are of all taps, whatever image they meet.
   out->packs = out->algorithm == Algorithm::kWinograd ||
                (out->algorithm == Algorithm::kTiles &&
-                taps.count == s.kernel_h * s.kernel_w);
+                taps.count == s.kernel_h * s.kernel_w && DepthParts(c) == 1);
   return true;
 }
 
@@ -67,7 +67,7 @@ bool Compute(const ForwardPass<T>& pass, const ConvShape& s,
   const Correlation<T>& c = pass.correlation;
   switch (pass.algorithm) {
     case Algorithm::kTiles:
-      return Correlate(c, parallel, scratch);
+      return CorrelateInParts(c, parallel, scratch);
     case Algorithm::kFewRows:
       return CorrelateFewRows(c, parallel, scratch);
     case Algorithm::kFewColumns:
@@ -91,8 +91,7 @@ bool ForwardOutputs(const ConvForwardArgs& args, const Parallel& parallel,
   ForwardPass<T> pass;
   if (!PlanForward(args, s, scratch, &pass)) return false;
   Correlation<T>& c = pass.correlation;
-  if (pass.packs)
-    c.packed = static_cast<const Operand<T>*>(args.packed_filters);
+  if (pass.packs) c.packed = args.packed_filters;
   if (*mean != nullptr && pass.algorithm == Algorithm::kTiles &&
       TilesSeeAll(c)) {
     c.moments = *mean;
@@ -131,15 +130,15 @@ bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
 template <class T>
 std::int64_t PackedBytes(const ConvForwardArgs& args, const Scratch& scratch) {
   using A = Accumulator<T>;
+  using E = Operand<T>;
   const ConvShape s = Flatten(args.shape);
   ForwardPass<T> pass;
   if (s.groups > 1 || !PlanForward(args, s, scratch, &pass) || !pass.packs)
     return 0;
-  const std::int64_t size = sizeof(Operand<T>);
   if (pass.algorithm == Algorithm::kWinograd)
-    return WinogradFiltersSize<T>(s.in_c, s.out_c) * size;
-  const std::int64_t rows = s.kernel_h * s.kernel_w * NumOperands<T>(s.in_c);
-  return NumPanels<A>(s.out_c) * kTileColumns<A> * rows * size;
+    return WinogradFiltersSize<T>(s.in_c, s.out_c) * sizeof(A);
+  const std::int64_t rows = s.kernel_h * s.kernel_w * NumOperands<E>(s.in_c);
+  return NumPanels<A>(s.out_c) * kTileColumns<A> * rows * kOperandBytes<E>;
 }
 
 template <class T>
@@ -149,12 +148,13 @@ bool Pack(const ConvForwardArgs& args, const Parallel& parallel,
   ForwardPass<T> pass;
   if (!PlanForward(args, s, scratch, &pass)) return false;
   const Correlation<T>& c = pass.correlation;
-  auto* const to = static_cast<Operand<T>*>(packed);
   if constexpr (kHasWinograd<T>) {
     if (pass.algorithm == Algorithm::kWinograd)
-      return TransformFilters(c, to, parallel, scratch);
+      return TransformFilters(c, static_cast<Accumulator<T>*>(packed), parallel,
+                              scratch);
   }
-  PackFilters(c.filters, c.filter_map, c.x.taps, s.in_c, s.out_c, to, parallel);
+  PackFilters(c.filters, c.filter_map, c.x.taps, s.in_c, s.out_c,
+              static_cast<Operand<T>*>(packed), parallel);
   return true;
 }
 

@@ -151,7 +151,7 @@ bool InputGradientInPhases(const InputGradientOperands<T>& g,
           : g.winograd && WinogradPays(s, c.x, s.in_c)
               ? CorrelateByWinograd(c, parallel, own)
           : HasFewChannels(c) ? CorrelateFewChannels(c, parallel, own)
-                              : Correlate(c, parallel, own))) {
+                              : CorrelateInParts(c, parallel, own))) {
       return false;
     }
   }
@@ -164,8 +164,9 @@ template <class T>
 bool ExchangesOperands(const FilterGradient<T>& g) {
   using A = Accumulator<T>;
   const ConvShape& s = g.shape;
-  // Pairs of pixels are gathered as they are.
-  const bool plain = kElements<Operand<T>> == 1 || g.dz.saved == nullptr;
+  // Pairs of pixels are gathered as they are, unless they lie in lines.
+  const bool plain = kElements<Operand<T>> == 1 ||
+                     kTransposesRows<Operand<T>> || g.dz.saved == nullptr;
   return g.filters_gradient != nullptr && plain && s.groups == 1 &&
          g.x.taps.count > 1 && s.stride_h == 1 && s.stride_w == 1 &&
          2 * s.out_c * CeilDiv(s.in_c, kLanes<A>) <=

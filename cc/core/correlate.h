@@ -8,6 +8,7 @@
 #include "cc/core/epilogue.h"
 #include "cc/core/pack.h"
 #include "cc/core/scratch.h"
+#include "cc/core/shared_scratch.h"
 #include "cc/core/tile.h"
 #include "cc/core/windows.h"
 
@@ -46,7 +47,7 @@ struct Correlation {
   const T* filters;
   FilterMap filter_map;
   Epilogue<T> epilogue;
-  const Operand<T>* packed = nullptr;  // the filters, if they are packed
+  const void* packed = nullptr;  // the filters, if they are packed
   // [2, out_channels]: mean and sum of squared deviations of the output; null:
   // not wanted. Only where TilesSeeAll.
   double* moments = nullptr;
@@ -56,10 +57,13 @@ struct Correlation {
 template <class E>
 struct Place {
   const E* from;
-  std::int64_t at;  // of the output
   int rows;
   std::int64_t row_offset[kTileRows<E>];  // of the source, from `from` on
-  std::int64_t first, last;               // the segments inside the image
+  std::int64_t at;                        // of the output
+  // Those rows that belong to it, the others lie between its lines.
+  RowRun runs[kTileRows<E>];
+  int num_runs;
+  std::int64_t first, last;  // the segments inside the image
 
   TFO_INLINE bool Empty() const { return first >= last; }
 };
@@ -73,6 +77,7 @@ struct CorrelationPlan {
   bool direct;
   bool late;    // filters are packed block by block
   bool joined;  // tiles go on from one line of the grid to the next
+  bool flat;    // and take what is gathered between them for pixels, too
   std::int64_t pitch, row_pitch;
   Bands bands;
   std::int64_t num_bands;  // of all images
@@ -94,7 +99,9 @@ struct CorrelationPlan {
   std::int64_t SumsSize() const {
     return late ? panels_together * kFewTiles * kTileSize : 0;
   }
-  std::int64_t WorkerOperands() const { return BandSize() + BlockSize(); }
+  std::int64_t WorkerOperands() const {
+    return kPlanes<Operand<T>> * (BandSize() + BlockSize());
+  }
   std::int64_t WorkerSums() const { return SumsSize() + kTileSize + kColumns; }
 };
 
@@ -107,7 +114,7 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
   constexpr int kPerOperand = kElements<Operand<T>>;
   const std::int64_t channels = x.TapDepth();
   p.direct = x.ReadDirectly() && !x.PixelsCollide();
-  p.pitch = p.direct ? x.map.w / kPerOperand : PixelPitch<A>(channels);
+  p.pitch = p.direct ? x.map.w / kPerOperand : PixelPitch<Operand<T>>(channels);
   const std::int64_t grid = x.batch * x.grid_h * x.grid_w;
   const std::int64_t depth = Max(x.taps.count * channels, 1);
   const std::int64_t work = depth * p.panels * kTileColumns<A>;
@@ -115,7 +122,7 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
       Max(Min(grid * work / kTaskWork, kWantedTasks), 1);
   // Tasks differ in panels before bands become small, and in nothing else where
   // tiles are few.
-  const bool few = grid <= kFewTiles * kTileRows<Operand<T>> / 2;
+  const bool few = grid <= kFewTiles * kRegisterRows / 2;
   const std::int64_t wanted_bands =
       x.source.saved != nullptr
           ? wanted
@@ -131,9 +138,17 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
   p.num_bands = x.batch * p.bands.down * p.bands.across;
   p.panels_per_task =
       CeilDiv(p.panels, Min(p.panels, CeilDiv(wanted, p.num_bands)));
-  constexpr std::int64_t kPanelsOperands = kPanelsBytes / sizeof(Operand<T>);
+  constexpr std::int64_t kPanelsOperands =
+      kPanelsBytes / kOperandBytes<Operand<T>>;
   p.joined = kRowsAnywhere && p.bands.across == 1 &&
              c.epilogue.map.h == x.grid_w * c.epilogue.map.w;
+  // Rows of those tiles are equally far apart. Where fewer registers are
+  // filled, or not more, that they are of several lines does not matter.
+  const auto registers = [](std::int64_t rows) { return CeilDiv(rows, 16); };
+  p.flat = kTileRows<Operand<T>> > kRegisterRows && !p.direct &&
+           x.stride_h == 1 && x.stride_w == 1 &&
+           registers(p.bands.rows * p.bands.source_columns) <=
+               p.bands.rows * registers(p.bands.columns);
   p.late = few && c.packed == nullptr && p.num_bands == 1 &&
            p.bands.rows * CeilDiv(p.bands.columns, kTileRows<Operand<T>>) <=
                kFewTiles;
@@ -182,9 +197,10 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
   E* own = scratch.Allocate<E>(p.WorkerOperands() * parallel.num_workers);
   A* own_sums = scratch.Allocate<A>(p.WorkerSums() * parallel.num_workers);
   if (own == nullptr || own_sums == nullptr) return false;
-  const E* packed = c.packed;
+  const std::int64_t packed_size = p.panels * num_rows * kColumns;
+  const E* packed = static_cast<const E*>(c.packed);
   if (packed == nullptr && !p.late) {
-    E* to = scratch.Allocate<E>(p.panels * num_rows * kColumns);
+    E* to = scratch.Allocate<E>(kPlanes<E> * packed_size);
     if (to == nullptr) return false;
     PackFilters(c.filters, c.filter_map, x.taps, x.channels, c.out_channels, to,
                 parallel);
@@ -208,7 +224,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
     const std::int64_t h = i0 * x.stride_h + x.taps.min_h,
                        w = j0 * x.stride_w + x.taps.min_w;
     E* const gathered = own + worker * p.WorkerOperands();
-    E* const block_filters = gathered + p.BandSize();
+    E* const block_filters = gathered + kPlanes<E> * p.BandSize();
     A* const sums = own_sums + worker * p.WorkerSums();
     A* const finished = sums + p.SumsSize();
     const E* from = gathered;
@@ -217,11 +233,15 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
     } else if (x.taps.count > 0) {
       Gather(x.source, x.map, n, x.height, x.width,
              {h, w, 0, bands.source_rows, bands.source_columns, x.channels},
-             reinterpret_cast<ElementOf<E>*>(gathered), p.pitch * kElements<E>,
+             Elements<E>({gathered, p.BandSize()}), p.pitch * kElements<E>,
              p.row_pitch * kElements<E>);
     }
-    const EvenParts parts(p.joined ? rows * columns : columns, kTileRows<E>);
-    const std::int64_t tiles = (p.joined ? 1 : rows) * parts.count();
+    // Pixels of a line, as tiles see it.
+    const std::int64_t width = p.flat ? bands.source_columns : columns;
+    const bool joined = p.joined || p.flat;
+    const EvenParts parts(joined ? (rows - 1) * width + columns : columns,
+                          kTileRows<E>);
+    const std::int64_t tiles = (joined ? 1 : rows) * parts.count();
     const std::int64_t first_panel = group * p.panels_per_task;
     const std::int64_t last_panel =
         Min(p.panels, first_panel + p.panels_per_task);
@@ -235,22 +255,38 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
 
     const auto place = [&](std::int64_t tile) {
       const std::int64_t part = tile % parts.count();
-      const std::int64_t i = tile / parts.count() + parts.Begin(part) / columns;
-      const std::int64_t j = parts.Begin(part) % columns;
+      const std::int64_t i = tile / parts.count() + parts.Begin(part) / width;
+      const std::int64_t j = parts.Begin(part) % width;
       const std::int64_t line = x.stride_h * p.row_pitch,
                          pixel = x.stride_w * p.pitch;
       Place<E> to;
       to.from = from + i * line + j * pixel;
-      to.at = epilogue.map.Offset(n, i0 + i, j0 + j);
       to.rows = static_cast<int>(parts.Size(part));
       std::int64_t last_i = i, next_j = j, offset = 0;
       for (int row = 0; row < to.rows; ++row, ++next_j, offset += pixel) {
-        if (next_j == columns) {
+        if (next_j == width) {
           next_j = 0;
           ++last_i;
-          offset += line - columns * pixel;
+          offset += line - width * pixel;
         }
         to.row_offset[row] = offset;
+      }
+      to.at = epilogue.map.Offset(n, i0 + i, j0 + j);
+      to.num_runs = 0;
+      if (!p.flat) {
+        to.runs[to.num_runs++] = {0, to.rows, 0};
+      } else {
+        std::int64_t at_i = i, at_j = j;
+        for (int row = 0; row < to.rows; ++at_i, at_j = 0) {
+          const int count =
+              static_cast<int>(Min(columns - at_j, to.rows - row));
+          if (count > 0) {
+            const std::int64_t at =
+                epilogue.map.Offset(n, i0 + at_i, j0 + at_j);
+            to.runs[to.num_runs++] = {row, count, at - to.at};
+          }
+          row += static_cast<int>(width - at_j);
+        }
       }
       // Rows of taps beyond the image add nothing.
       const auto inside = [&](std::int64_t row) {
@@ -291,19 +327,30 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
           sum,
           kColumns,
           &prefetch};
+      tile.a_plane = p.BandSize();
+      tile.b_plane = p.late ? p.BlockSize() : packed_size;
+      tile.runs = to.runs;
+      tile.num_runs = to.num_runs;
       prefetch.Clear();
       bool in_tile = false;
       if (finishes) {
         in_tile = epilogue.LeaveToTile(to.at, channel, num_columns, &tile);
         if (in_tile && starts) tile.JoinPanels(columns, panel_stride);
         if (band_moments != nullptr) tile.moments = band_moments + panel;
-        epilogue.Prefetch(to.at, channel, to.rows,
-                          Min(columns, tile.num_panels * kColumns), &prefetch);
+        for (int run = 0; run < to.num_runs; ++run) {
+          epilogue.Prefetch(
+              to.at + to.runs[run].offset, channel, to.runs[run].count,
+              Min(columns, tile.num_panels * kColumns), &prefetch);
+        }
         lookahead.Advance(tile.num_panels, &prefetch);
       }
       RunTile<E, true>(to.rows, num_columns, tile);
       if (!finishes || in_tile) return tile.num_panels;
-      WriteTile(epilogue, to.at, channel, sum, to.rows, num_columns);
+      for (int run = 0; run < to.num_runs; ++run) {
+        const RowRun& r = to.runs[run];
+        WriteTile(epilogue, to.at + r.offset, channel, sum + r.first * kColumns,
+                  r.count, num_columns);
+      }
       return 1;
     };
 
@@ -322,10 +369,11 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
           PackRows(c.filters + first * kColumns * c.filter_map.column,
                    c.filter_map, x.taps, x.channels, row, depth.begin[end],
                    Min(c.out_channels, last * kColumns) - first * kColumns,
-                   panel_stride, block_filters);
+                   panel_stride, {block_filters, p.BlockSize()});
         }
         for (std::int64_t t = 0; t < tiles; ++t) {
           const Place<E> to = place(t);
+          if (to.num_runs == 0) continue;
           for (std::int64_t panel = first; panel < last;) {
             panel +=
                 compute(to, panel, last, begin, end,
@@ -343,6 +391,50 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
                   bands.columns,
               task);
   if (c.moments != nullptr) moments.Reduce(c.out_channels, parallel, c.moments);
+  return true;
+}
+
+// The depth of which a panel of filters leaves room for enough pixels beside it
+// in the second-level cache, where each filter takes several operands (measured
+// with AMX, 2048 rows of 3072 elements: 0.7 of the time).
+constexpr std::int64_t kMostDepth = 1024;
+
+// The parts of its channels in which a correlation is best computed; each adds
+// to what the ones before have written.
+template <class T>
+std::int64_t DepthParts(const Correlation<T>& c) {
+  if (kPlanes<Operand<T>> == 1 || !std::is_same_v<T, Accumulator<T>>) return 1;
+  const std::int64_t channels =
+      Max(kMostDepth / Max(c.x.taps.count, 1), kLanes<float>);
+  return Max(CeilDiv(c.x.channels, channels), 1);
+}
+
+// Correlates, part by part.
+template <class T>
+bool CorrelateInParts(const Correlation<T>& c, const Parallel& parallel,
+                      const Scratch& scratch) {
+  const std::int64_t count = DepthParts(c);
+  if (count == 1 || c.packed != nullptr) return Correlate(c, parallel, scratch);
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  const std::int64_t channels =
+      CeilDiv(CeilDiv(c.x.channels, count), kLine) * kLine;
+  SharedScratch shared(scratch);
+  for (std::int64_t first = 0; first < c.x.channels; first += channels) {
+    Correlation<T> part = c;
+    part.x.channels = Min(channels, c.x.channels - first);
+    part.x.source.data += first * c.x.map.c;
+    if (c.x.source.saved != nullptr) part.x.source.saved += first * c.x.map.c;
+    part.filters += first * c.filter_map.row;
+    if (first > 0) part.epilogue.side_input = c.epilogue.y;
+    if (first + channels < c.x.channels) {
+      part.epilogue.bias = nullptr;
+      part.epilogue.pre_activation = nullptr;
+      part.epilogue.activation = Activation::kNone;
+      part.epilogue.partial = true;
+      part.moments = nullptr;
+    }
+    if (!Correlate(part, parallel, shared.Next())) return false;
+  }
   return true;
 }
 

@@ -35,7 +35,7 @@ class DenseInputGradient {
                T* dx, const AddressMap& dx_map, std::int64_t pixels,
                const Parallel& parallel, const Scratch& scratch) {
     channels_ = s.in_c;
-    depth_ = NumOperands<T>(s.out_c);
+    depth_ = NumOperands<E>(s.out_c);
     num_panels_ = CeilDiv(depth_, kRow);
     panel_size_ = pixels * kRow;
     epilogue_ = {dx, nullptr, nullptr, nullptr, Activation::kNone, 0, dx_map};
@@ -43,8 +43,8 @@ class DenseInputGradient {
     Tap tap{0, 0, 0};
     TapList taps{&tap};
     taps.Add(tap);
-    E* packed =
-        scratch.Allocate<E>(NumPanels<A>(channels_) * depth_ * kColumns);
+    packed_size_ = NumPanels<A>(channels_) * depth_ * kColumns;
+    E* packed = scratch.Allocate<E>(kPlanes<E> * packed_size_);
     segments_ = scratch.Allocate<Segment>(num_panels_);
     if (packed == nullptr || segments_ == nullptr) return false;
     PackFilters(filters, map, taps, s.out_c, channels_, packed, parallel);
@@ -55,7 +55,9 @@ class DenseInputGradient {
   }
 
   std::int64_t panel_size() const { return panel_size_; }
-  std::int64_t size() const { return num_panels_ * panel_size_; }  // of dz
+  std::int64_t size() const {
+    return num_panels_ * panel_size_;
+  }  // of dz, a plane
 
   // Writes dx of `pixels` pixels of image n, from j on. `tile` is a worker's
   // memory of kTileSize.
@@ -84,6 +86,8 @@ class DenseInputGradient {
                                  tile,
                                  kColumns,
                                  &prefetch};
+        operands.a_plane = size();
+        operands.b_plane = packed_size_;
         const bool in_tile = epilogue_.LeaveToTile(at, c, columns, &operands);
         if (in_tile) operands.JoinPanels(rest, depth_ * kColumns);
         const std::int64_t width = operands.num_panels * kColumns;
@@ -99,7 +103,7 @@ class DenseInputGradient {
 
  private:
   Epilogue<T> epilogue_;
-  std::int64_t channels_, depth_, num_panels_, panel_size_;
+  std::int64_t channels_, depth_, num_panels_, panel_size_, packed_size_;
   const E* packed_;
   Segment* segments_;
 };

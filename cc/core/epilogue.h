@@ -44,6 +44,7 @@ struct Epilogue {
   Accumulator<T> alpha;
   AddressMap map;
   const T* scale = nullptr;  // of the product, before the bias; null: one
+  bool partial = false;      // y is added to: it is read soon
   bool stream = false;       // whole vectors bypass the caches
   // Scale and bias as tiles read them.
   const Accumulator<T>* tile_scale = nullptr;
@@ -59,14 +60,14 @@ struct Epilogue {
     const std::int64_t least = pre_activation == nullptr
                                    ? StreamedBytes()
                                    : Min(StreamedBytes(), kStreamedUnread);
-    return size * static_cast<std::int64_t>(sizeof(T)) >= least && map.c == 1 &&
-           map.w % kLine == 0 && address % 64 == 0;
+    return !partial && size * static_cast<std::int64_t>(sizeof(T)) >= least &&
+           map.c == 1 && map.w % kLine == 0 && address % 64 == 0;
   }
 
   // Whether tiles can write their own sums to y, since no more than scale,
   // bias, side input and relu is to be done: a pass through memory less.
   TFO_INLINE bool FitsTile() const {
-    return kHoldsOperands<T> && map.c == 1 && pre_activation == nullptr &&
+    return kTilesHold<T> && map.c == 1 && pre_activation == nullptr &&
            (activation == Activation::kNone || activation == Activation::kRelu);
   }
 
@@ -88,7 +89,7 @@ struct Epilogue {
   TFO_INLINE bool LeaveToTile(std::int64_t at, std::int64_t channel,
                               int columns,
                               TileOperands<Operand<T>>* tile) const {
-    if constexpr (kHoldsOperands<T>) {
+    if constexpr (kTilesHold<T>) {
       if (FitsTile() && columns % kLanes<Accumulator<T>> == 0) {
         tile->y = y + at + channel;
         tile->y_stride = map.w;

@@ -15,6 +15,12 @@ template <class A>
 constexpr int kFewChannels =
     kTileRows<A> < kTileColumns<A> ? kTileRows<A> : kTileColumns<A>;
 
+// What is multiplied. Numbers that are cut into several bfloat16 are better
+// left whole: few channels fill too little of the registers.
+template <class T>
+using PixelOperand =
+    std::conditional_t<(kPlanes<Operand<T>> > 1), Accumulator<T>, Operand<T>>;
+
 // Whether pixels of lines of `width` fill so much more of the vectors than the
 // output's channels do that they may be transposed for it (measured with
 // AVX-512, 3x3 convolutions on 112x112: 0.3 of the time from 64 to 3 channels,
@@ -48,10 +54,10 @@ template <class T>
 class Planes {
  public:
   using A = Accumulator<T>;
-  using E = Operand<T>;
+  using E = PixelOperand<T>;
 
   Planes(const Windows<T>& x, const Bands& bands)
-      : depth_(x.TapDepth()),
+      : depth_(NumOperands<E>(x.channels)),
         pitch_(PlanePitch<A>(bands.source_columns)),
         rows_(bands.source_rows) {}
 
@@ -64,11 +70,10 @@ class Planes {
               std::int64_t w, std::int64_t rows, E* to) const {
     E* const gathered = to + rows_ * RowPitch();
     for (std::int64_t i = 0; i < rows; ++i, to += RowPitch()) {
-      TFO_ISA::Gather(x.source, x.map, n, x.height, x.width,
-                      {h + i, w, 0, 1, pitch_, x.channels},
-                      reinterpret_cast<ElementOf<E>*>(gathered),
-                      PixelOperands() * kElements<E>,
-                      GatheredSize() * kElements<E>);
+      TFO_ISA::Gather(
+          x.source, x.map, n, x.height, x.width,
+          {h + i, w, 0, 1, pitch_, x.channels}, Elements<E>({gathered, 0}),
+          PixelOperands() * kElements<E>, GatheredSize() * kElements<E>);
       Transpose(gathered, to);
     }
   }
@@ -96,18 +101,30 @@ class Planes {
   std::int64_t depth_, pitch_, rows_;
 };
 
+// An element of a column of filters and, if there is one, the next.
+template <class E, class T>
+TFO_INLINE E LoadOperand(const T* from, std::int64_t next, bool has_next) {
+  if constexpr (kElements<E> == 1) {
+    return LoadOne(from);
+  } else {
+    return {from->bits | (has_next ? std::uint32_t{from[next].bits} << 16 : 0)};
+  }
+}
+
 // The filters, [groups, taps, operands, rows of a tile].
 template <class T>
 struct BroadcastFilters {
+  using E = PixelOperand<T>;
+
   std::int64_t channels, groups, rows;
   std::int64_t tap_pitch, group_pitch;
-  Operand<T>* data = nullptr;
+  E* data = nullptr;
 
   BroadcastFilters(const Windows<T>& x, std::int64_t out_channels)
       : channels(out_channels),
-        groups(CeilDiv(channels, kTileRows<Operand<T>>)),
+        groups(CeilDiv(channels, kTileRows<E>)),
         rows(CeilDiv(channels, groups)),
-        tap_pitch(x.TapDepth() * rows),
+        tap_pitch(NumOperands<E>(x.channels) * rows),
         group_pitch(x.taps.count * tap_pitch) {}
 
   int GroupSize(std::int64_t group) const {
@@ -117,10 +134,10 @@ struct BroadcastFilters {
   // False when scratch memory ran out.
   bool Pack(const Correlation<T>& c, const PixelBlock& block,
             const Parallel& parallel, const Scratch& scratch) {
-    constexpr int depth = kElements<Operand<T>>;
+    constexpr int depth = kElements<E>;
     const Windows<T>& x = c.x;
     const FilterMap& map = c.filter_map;
-    data = scratch.Allocate<Operand<T>>(groups * group_pitch);
+    data = scratch.Allocate<E>(groups * group_pitch);
     if (data == nullptr) return false;
     auto task = [&](std::int64_t tap, int) {
       for (std::int64_t i = 0; i < channels; ++i) {
@@ -131,12 +148,11 @@ struct BroadcastFilters {
                 : block.filters[tap * block.Pixels() + pixel];
         const T* from =
             c.filters + Max(matrix, 0) * map.matrix + channel * map.column;
-        Operand<T>* to =
-            data + i / rows * group_pitch + tap * tap_pitch + i % rows;
+        E* to = data + i / rows * group_pitch + tap * tap_pitch + i % rows;
         for (std::int64_t k = 0; k < x.channels; k += depth, to += rows) {
-          *to = matrix < 0 ? Operand<T>{}
-                           : LoadOperand(from + k * map.row, map.row,
-                                         k + 1 < x.channels);
+          *to = matrix < 0 ? E{}
+                           : LoadOperand<E>(from + k * map.row, map.row,
+                                            k + 1 < x.channels);
         }
       }
     };
@@ -230,13 +246,13 @@ template <class T>
 bool CorrelateFewChannels(const Correlation<T>& c, const PixelBlock& block,
                           const Parallel& parallel, const Scratch& scratch) {
   using A = Accumulator<T>;
-  using E = Operand<T>;
+  using E = PixelOperand<T>;
   constexpr int lanes = kLanes<A>;
   constexpr int kColumns = kTileColumns<A>;
   const Windows<T>& x = c.x;
   const std::int64_t grid = x.batch * x.grid_h * x.grid_w;
   if (grid * c.out_channels == 0) return true;
-  const std::int64_t depth = x.TapDepth();
+  const std::int64_t depth = NumOperands<E>(x.channels);
   const std::int64_t work = x.taps.count * depth * c.out_channels;
   const std::int64_t wanted =
       Max(Min(grid * work / kTaskWork, kWantedTasks), 1);

@@ -99,15 +99,21 @@ class FilterGradientWork {
   // False when scratch memory ran out.
   bool Prepare(const Parallel& parallel, const Scratch& scratch) {
     const Bands& bands = p_.bands;
-    x_size_ =
-        p_.rows > 0 && !p_.direct ? p_.images * p_.image_pitch + kLanes<A> : 0;
+    x_size_ = p_.rows == 0 || p_.direct ? 0
+              : p_.transposed ? p_.block * p_.pitch / kElements<E>
+                              : p_.images * p_.image_pitch + kLanes<A>;
     num_lines_ = p_.images * bands.rows;
-    dz_panel_size_ = num_lines_ * NumOperands<T>(bands.columns) * kColumns;
-    numbers_size_ = kPaired ? num_lines_ * bands.columns * kColumns : 0;
+    const std::int64_t pixels = p_.dz_front + p_.images * p_.dz_image;
+    parity_size_ =
+        (p_.transposed ? NumOperands<E>(pixels)
+                       : num_lines_ * NumOperands<E>(bands.columns)) *
+        kColumns;
+    dz_panel_size_ = p_.parities * parity_size_;
+    numbers_size_ = kPaired ? pixels * kColumns : 0;
     if (g_.input_gradient != nullptr) {
       if (!dense_.Prepare(s_, g_.filters, {map_.column, map_.row, map_.matrix},
-                          g_.input_gradient, g_.x_map,
-                          num_lines_ * bands.columns, parallel, scratch)) {
+                          g_.input_gradient, g_.x_map, pixels, parallel,
+                          scratch)) {
         return false;
       }
       dense_size_ = kPaired ? dense_.size() : 0;
@@ -115,20 +121,19 @@ class FilterGradientWork {
     const int workers = parallel.num_workers;
     runs_ = scratch.Allocate<Segment>(g_.x.taps.count + 1);
     lines_ = scratch.Allocate<Segment>(num_lines_ * workers);
+    b_offset_ = scratch.Allocate<std::int64_t>(p_.images * workers);
     sums_ = scratch.Allocate<A>(p_.slices * p_.panels * p_.PanelSize<A>());
-    x_ = scratch.Allocate<E>(x_size_ * workers);
-    dz_ = scratch.Allocate<E>(DzSize() * workers);
+    x_ = scratch.Allocate<E>(kPlanes<E> * x_size_ * workers);
+    dz_ = scratch.Allocate<E>(kPlanes<E> * DzSize() * workers);
     numbers_ = scratch.Allocate<A>(numbers_size_ * workers);
-    dense_dz_ = scratch.Allocate<E>(dense_size_ * workers);
+    dense_dz_ = scratch.Allocate<E>(kPlanes<E> * dense_size_ * workers);
     dx_tile_ = scratch.Allocate<A>(dense_.kTileSize * workers);
-    if (runs_ == nullptr || lines_ == nullptr || sums_ == nullptr ||
-        x_ == nullptr || dz_ == nullptr || numbers_ == nullptr ||
-        dense_dz_ == nullptr || dx_tile_ == nullptr) {
+    if (runs_ == nullptr || lines_ == nullptr || b_offset_ == nullptr ||
+        sums_ == nullptr || x_ == nullptr || dz_ == nullptr ||
+        numbers_ == nullptr || dense_dz_ == nullptr || dx_tile_ == nullptr) {
       return false;
     }
-    num_runs_ = p_.rows > 0 ? BuildSegments(g_.x.taps, p_.block, p_.pitch,
-                                            p_.row_pitch, runs_)
-                            : 0;
+    num_runs_ = p_.rows > 0 ? BuildRuns() : 0;
     return true;
   }
 
@@ -187,7 +192,20 @@ class FilterGradientWork {
     const E* x;
   };
 
+  // Of a plane.
   std::int64_t DzSize() const { return p_.panels_per_group * dz_panel_size_; }
+
+  std::int64_t BuildRuns() {
+    const TapList& taps = g_.x.taps;
+    if (!p_.transposed)
+      return BuildSegments(taps, p_.block, p_.pitch, p_.row_pitch, runs_);
+    for (std::int64_t t = 0; t < taps.count; ++t) {
+      const Tap& tap = taps.taps[t];
+      runs_[t] = {(tap.h - taps.min_h) * p_.line + tap.w - taps.min_w,
+                  p_.block};
+    }
+    return taps.count;
+  }
 
   Band BandAt(std::int64_t index, bool first) const {
     const Bands& bands = p_.bands;
@@ -208,24 +226,27 @@ class FilterGradientWork {
   // `inputs` are channels of x.
   void AddBand(const Band& band, const Range& panels, const Range& inputs,
                A* sums, int worker) {
-    E* const dz = dz_ + worker * DzSize();
+    E* const dz = dz_ + worker * kPlanes<E> * DzSize();
     for (std::int64_t panel = panels.begin; panel < panels.end; ++panel)
       GatherPanel(band, panel, inputs.begin == 0, sums,
                   dz + (panel - panels.begin) * dz_panel_size_, worker);
     if (g_.input_gradient != nullptr) {
-      const E* from = kPaired ? dense_dz_ + worker * dense_size_ : dz;
+      const E* from =
+          kPaired ? dense_dz_ + worker * kPlanes<E> * dense_size_ : dz;
       for (std::int64_t m = 0; m < band.images; ++m) {
-        dense_.Compute(from + m * band.width * dense_.kRow, band.n + m, band.j,
+        const std::int64_t pixel =
+            p_.transposed ? p_.dz_front + m * p_.dz_image : m * band.width;
+        dense_.Compute(from + pixel * dense_.kRow, band.n + m, band.j,
                        band.width, dx_tile_ + worker * dense_.kTileSize);
       }
     }
     if (p_.rows == 0) return;
     Segment* const lines = lines_ + worker * num_lines_;
-    for (std::int64_t i = 0; i < band.height; ++i) {
+    for (std::int64_t i = 0; !p_.transposed && i < band.height; ++i) {
       for (std::int64_t m = 0; m < band.images; ++m) {
         lines[i * band.images + m] = {
             m * p_.image_pitch + i * g_.x.stride_h * p_.row_pitch,
-            NumOperands<T>(band.width)};
+            NumOperands<E>(band.width)};
       }
     }
     Lookahead<T> next_dz = GradientAfter(band, panels);
@@ -237,15 +258,17 @@ class FilterGradientWork {
           p_.by_rows || kTransposesRows<E> ? panels.end : 1;
       for (std::int64_t panel = panels.begin; panel < panels.end;
            panel += together)
-        AddProducts(band, lines, {panel, Min(panel + together, panels.end)},
-                    block, dz + (panel - panels.begin) * dz_panel_size_, sums,
-                    &next_x, &next_dz);
+        AddProducts(band, lines, b_offset_ + worker * p_.images,
+                    {panel, Min(panel + together, panels.end)}, block,
+                    dz + (panel - panels.begin) * dz_panel_size_, sums, &next_x,
+                    &next_dz);
     }
     if (p_.streamed) FlushStores();
   }
 
   // Gathers a panel of dz: the first lines of all images, then their second
-  // ones. What is to be had from it by itself is done by the first to do so.
+  // ones, or image after image. What is to be had from it by itself is done by
+  // the first to do so.
   void GatherPanel(const Band& band, std::int64_t panel, bool first, A* sums,
                    E* dz, int worker) {
     const std::int64_t channel = panel * kColumns;
@@ -257,28 +280,44 @@ class FilterGradientWork {
     } else {
       numbers = dz;
     }
-    const std::int64_t line = band.width * kColumns;
+    const std::int64_t line = (p_.transposed ? p_.line : band.width) * kColumns;
+    const std::int64_t image = p_.transposed ? p_.dz_image * kColumns : line;
+    const std::int64_t row = p_.transposed ? line : band.images * line;
+    const std::int64_t pixels = p_.transposed
+                                    ? p_.dz_front + band.images * p_.dz_image
+                                    : band.images * band.height * band.width;
+    // What is no number would cost time, even in columns that nobody reads.
+    if (p_.transposed || (kPlanes<E> > 1 && box.channels < kColumns))
+      Zero(numbers, pixels * kColumns);
     for (std::int64_t m = 0; m < band.images; ++m) {
-      A* const to = numbers + m * line;
+      A* const to = numbers + p_.dz_front * kColumns + m * image;
       Gather(g_.dz, g_.dz_map, band.n + m, s_.out_h, s_.out_w, box, to,
-             kColumns, band.images * line);
+             kColumns, row);
       if (first && g_.side_input_gradient != nullptr) {
-        ScatterPanel(to, band.images * line, g_.dz_map, band.n + m, box,
+        ScatterPanel(to, row, g_.dz_map, band.n + m, box,
                      g_.side_input_gradient);
       }
     }
-    const std::int64_t num_lines = band.images * band.height;
     if (first && g_.bias_gradient != nullptr) {
-      SumColumns(numbers, num_lines * band.width,
+      SumColumns(numbers, pixels,
                  sums + (panel + 1) * p_.PanelSize<A>() - kColumns,
                  !band.first);
     }
     if constexpr (kPaired) {
-      PairRows(numbers, num_lines, band.width, dz);
+      if (!p_.transposed) {
+        PairRows<E>(numbers, band.images * band.height, band.width,
+                    {dz, DzSize()});
+      } else {
+        PairRows<E>(numbers, 1, pixels, {dz, DzSize()});
+        if (p_.parities > 1) {
+          PairRows<E>(numbers + kColumns, 1, pixels - 1,
+                      {dz + parity_size_, DzSize()});
+        }
+      }
       if (g_.input_gradient != nullptr) {
-        PairColumns(
-            numbers, num_lines * band.width, box.channels,
-            dense_dz_ + worker * dense_size_ + panel * dense_.panel_size());
+        E* const dense_dz = dense_dz_ + worker * kPlanes<E> * dense_size_;
+        PairColumns<E>(numbers, pixels, box.channels,
+                       {dense_dz + panel * dense_.panel_size(), dense_size_});
       }
     }
   }
@@ -292,20 +331,57 @@ class FilterGradientWork {
                   x.source.data +
                   x.map.Offset(band.n, band.source_h, band.source_w) + first)};
     }
-    E* const to = x_ + worker * x_size_;
+    E* const to = x_ + worker * kPlanes<E> * x_size_;
+    if constexpr (kTransposesRows<E>) {
+      if (p_.transposed) {
+        GatherTransposed(band, first, count, Elements<E>({to, x_size_}));
+        return {first, count, to};
+      }
+    }
     const Box box{band.source_h,        band.source_w, first,
                   p_.bands.source_rows, p_.columns,    count};
     for (std::int64_t m = 0; m < band.images; ++m) {
       E* const image = to + m * p_.image_pitch;
       if constexpr (kPaired) {
         GatherPairs(x.source, x.map, band.n + m, x.height, x.width, box,
-                    p_.pairs, image, p_.pitch);
+                    p_.pairs, {image, x_size_}, p_.pitch);
       } else {
         Gather(x.source, x.map, band.n + m, x.height, x.width, box, image,
                p_.pitch, p_.row_pitch);
       }
     }
     return {first, count, to};
+  }
+
+  // Pixels take the place of channels, and lie together.
+  template <class To>
+  void GatherTransposed(const Band& band, std::int64_t first,
+                        std::int64_t count, To to) const {
+    const Windows<T>& x = g_.x;
+    const AddressMap map{x.map.batch, x.map.h, x.map.c, x.map.w};
+    const Range inside =
+        Inside(band.source_w, 1, p_.bands.source_columns, x.width);
+    // Whether all that products read is written anyway.
+    const bool whole = p_.dz_front == 0 && p_.image_pitch == p_.dz_image &&
+                       p_.image_pitch == inside.end - inside.begin;
+    if (!whole) Zero(to, count * p_.pitch);
+    if (inside.begin == inside.end) return;
+    WithTransform(x.source, [&](auto transform) {
+      for (std::int64_t m = 0; m < band.images; ++m) {
+        for (std::int64_t i = 0; i < p_.bands.source_rows; ++i) {
+          const std::int64_t row = band.source_h + i;
+          if (row < 0 || row >= x.height) continue;
+          const std::int64_t at =
+              x.map.Offset(band.n + m, row, band.source_w + inside.begin) +
+              first * x.map.c;
+          CopyRow(x.source.data + at,
+                  x.source.saved == nullptr ? nullptr : x.source.saved + at,
+                  map, count, inside.end - inside.begin,
+                  to + m * p_.image_pitch + i * p_.line + inside.begin,
+                  p_.pitch, transform);
+        }
+      }
+    });
   }
 
   // What follows a band in dz and, after its channels from `c` on, in x.
@@ -361,25 +437,60 @@ class FilterGradientWork {
     return Max((panels.end - panels.begin) * CeilDiv(rows, kTileRows<E>), 1);
   }
 
+  // What the products of a run are summed over.
+  struct Pixels {
+    const E* x;
+    std::int64_t x_row;  // from one of its rows to the next
+    const E* dz;
+    const Segment* lines;
+    std::int64_t num_lines;
+  };
+
+  Pixels PixelsUnder(std::int64_t run, const Band& band, const Block& block,
+                     const E* dz, Segment* lines,
+                     std::int64_t* b_offset) const {
+    const TapList& taps = g_.x.taps;
+    const std::int64_t runs_per_row = num_runs_ / Max(taps.rows, 1);
+    // Pixels whose tap lies beyond the image add nothing.
+    const Range inside =
+        Inside(band.source_h + run / runs_per_row * taps.RowStep(),
+               g_.x.stride_h, band.height, g_.x.height);
+    if (!p_.transposed) {
+      const std::int64_t first = inside.begin * band.images;
+      return {block.x + runs_[run].offset, 1,
+              dz + first * NumOperands<E>(band.width) * kColumns, lines + first,
+              (inside.end - inside.begin) * band.images};
+    }
+    // Whole steps of a tile, of x from cache lines on; what they have too much
+    // adds nothing.
+    constexpr std::int64_t kStep = 64 / sizeof(BFloat16);
+    constexpr std::int64_t kPair = kElements<E>;
+    for (std::int64_t m = 0; m < band.images; ++m) {
+      const std::int64_t shift = m * p_.image_pitch + runs_[run].offset;
+      const std::int64_t begin =
+          (shift + inside.begin * p_.line) / kStep * kStep;
+      const std::int64_t end =
+          CeilDiv(shift + inside.end * p_.line, kStep) * kStep;
+      const std::int64_t pixel = p_.dz_front + m * p_.dz_image + begin - shift;
+      lines[m] = {begin / kPair, (end - begin) / kPair};
+      b_offset[m] = pixel / kPair * kColumns + pixel % kPair * parity_size_;
+    }
+    return {block.x, p_.pitch / kPair, dz, lines,
+            inside.begin < inside.end ? band.images : 0};
+  }
+
   // Adds the products of a block of x and some panels of dz.
-  void AddProducts(const Band& band, const Segment* lines, const Range& panels,
-                   const Block& block, const E* dz, A* sums,
-                   Lookahead<T>* next_x, Lookahead<T>* next_dz) {
+  void AddProducts(const Band& band, Segment* lines, std::int64_t* b_offset,
+                   const Range& panels, const Block& block, const E* dz,
+                   A* sums, Lookahead<T>* next_x, Lookahead<T>* next_dz) {
     const TapList& taps = g_.x.taps;
     const bool whole = p_.block == s_.in_c;
-    const std::int64_t runs_per_row = num_runs_ / Max(taps.rows, 1);
     PrefetchList prefetch;
     std::int64_t first_row = block.first;
     for (std::int64_t run = 0; run < num_runs_; ++run) {
       const std::int64_t length = whole ? runs_[run].length : block.count;
       const EvenParts parts(length, kTileRows<E>);
-      // Pixels whose tap lies beyond the image add nothing.
-      const Range inside =
-          Inside(band.source_h + run / runs_per_row * taps.RowStep(),
-                 g_.x.stride_h, band.height, g_.x.height);
-      const std::int64_t first_line = inside.begin * band.images;
-      const E* const b =
-          dz + first_line * NumOperands<T>(band.width) * kColumns;
+      const Pixels pixels = PixelsUnder(run, band, block, dz, lines, b_offset);
       const std::int64_t out =
           taps.taps[first_row / s_.in_c].filter * map_.matrix +
           first_row % s_.in_c * map_.row;
@@ -398,7 +509,7 @@ class FilterGradientWork {
           } else {
             to = g_.filters_gradient + out + i * map_.row + panel * kColumns;
             // Not of T, or with a vector that reaches over the end of a row.
-            in_edge = !kHoldsOperands<T> || num_columns % kLanes<A> != 0;
+            in_edge = !kTilesHold<T> || num_columns % kLanes<A> != 0;
             if constexpr (std::is_same_v<T, A>) {
               if (!in_edge) {
                 c = to;
@@ -408,19 +519,23 @@ class FilterGradientWork {
               }
             }
           }
-          TileOperands<E> tile{block.x + runs_[run].offset + i,
-                               nullptr,
-                               p_.k_stride,
-                               lines + first_line,
-                               (inside.end - inside.begin) * band.images,
-                               b + (panel - panels.begin) * dz_panel_size_,
-                               kColumns,
-                               band.first ? nullptr : c,
-                               c_stride,
-                               c,
-                               c_stride,
-                               &prefetch};
-          if constexpr (kHoldsOperands<T>) {
+          const std::int64_t row_offset[] = {0, pixels.x_row};
+          TileOperands<E> tile{
+              pixels.x + i * pixels.x_row,
+              row_offset,
+              p_.k_stride,
+              pixels.lines,
+              pixels.num_lines,
+              pixels.dz + (panel - panels.begin) * dz_panel_size_,
+              kColumns,
+              band.first ? nullptr : c,
+              c_stride,
+              c,
+              c_stride,
+              &prefetch};
+          tile.a_plane = x_size_;
+          tile.b_plane = DzSize();
+          if constexpr (kTilesHold<T>) {
             if (p_.in_place && !in_edge && (kIs16Bit<T> || p_.streamed)) {
               tile.y = to;
               tile.y_stride = map_.row;
@@ -448,8 +563,12 @@ class FilterGradientWork {
           }
           next_x->Advance(tile.num_panels, &prefetch);
           next_dz->Advance(tile.num_panels, &prefetch);
-          RunTile<E, false>(num_rows,
-                            tile.num_panels > 1 ? kColumns : num_columns, tile);
+          const int tile_columns =
+              tile.num_panels > 1 ? static_cast<int>(kColumns) : num_columns;
+          if (p_.transposed) tile.b_offset = b_offset;
+          kTransposesRows<E>&& p_.transposed
+              ? RunTile<E, kTransposesRows<E>>(num_rows, tile_columns, tile)
+              : RunTile<E, false>(num_rows, tile_columns, tile);
           for (int row = 0; in_edge && row < num_rows; ++row) {
             for (int j = 0; j < num_columns; j += kLanes<A>) {
               StoreColumns(to + row * map_.row + j,
@@ -485,6 +604,7 @@ class FilterGradientWork {
   // Of each worker: the lines of a band under the first tap, in the order of
   // dz.
   Segment* lines_;
+  std::int64_t* b_offset_;  // where they begin in dz, of images that are lines
   std::int64_t num_lines_;
   A* sums_;
   // Of each worker: what is gathered of x and dz; a panel of dz before it is
@@ -492,7 +612,8 @@ class FilterGradientWork {
   // tile of dx.
   E *x_, *dz_, *dense_dz_;
   A *numbers_, *dx_tile_;
-  std::int64_t x_size_, dz_panel_size_, numbers_size_, dense_size_ = 0;
+  std::int64_t x_size_, parity_size_, dz_panel_size_, numbers_size_,
+      dense_size_ = 0;
 };
 
 template <class T>

@@ -60,6 +60,14 @@ struct FilterGradient {
 // alone; which panels a task has is not.
 struct FilterGradientPlan {
   std::int64_t block;  // channels of x at a time
+  // Channels of x lie apart, `pitch` elements, and the pixels of an image are
+  // one line under all taps. In dz there are zeros where x's rows, of `line`
+  // pixels, are longer, and before and behind each image: products begin where
+  // x does at a cache line, under whatever tap. So dz also comes as pairs that
+  // begin at odd pixels.
+  bool transposed;
+  std::int64_t line, dz_image, dz_front;
+  std::int64_t parities;
   std::int64_t pitch, row_pitch;
   std::int64_t k_stride;  // between operands of a line
   std::int64_t columns;   // gathered for a band
@@ -117,16 +125,22 @@ void CutInput(const FilterGradient<T>& g, const Portion& portion,
   // Blocks of neighbouring taps must not touch: their rows of dw do not.
   p.pitch = p.direct       ? g.x.map.w
             : p.blocks > 1 ? block + kLanes<A>
-                           : PixelPitch<A>(s.in_c);
-  p.bands = CutIntoBands(g.x, p.pitch, portion.pixels, kBandBytes);
+                           : PixelPitch<Operand<T>>(s.in_c);
+  const std::int64_t pixel_operands =
+      p.transposed ? NumOperands<Operand<T>>(block) : p.pitch;
+  p.bands = CutIntoBands(g.x, pixel_operands, portion.pixels, kBandBytes);
+  p.line =
+      p.transposed ? CeilDiv(p.bands.source_columns, 2) * 2 : p.bands.columns;
   // Under taps above each other, every other pixel only begins a pair.
   const bool alternate =
       kPaired && g.x.taps.PerRow() == 1 && g.x.stride_w == 1 && g.x.map.c == 1;
   p.pairs = {alternate ? 2 : 1, g.x.stride_w};
-  p.columns =
-      alternate ? NumOperands<T>(p.bands.columns) : p.bands.source_columns;
+  p.columns = alternate ? NumOperands<Operand<T>>(p.bands.columns)
+                        : p.bands.source_columns;
   p.k_stride = (alternate ? 1 : kElements<Operand<T>> * g.x.stride_w) * p.pitch;
-  p.row_pitch = p.direct ? g.x.map.h : p.columns * p.pitch;
+  p.row_pitch = p.direct       ? g.x.map.h
+                : p.transposed ? p.line
+                               : p.columns * p.pitch;
   p.num_bands = s.batch * p.bands.down * p.bands.across;
   p.panels = NumPanels<A>(s.out_c);
   p.rows = g.filters_gradient == nullptr ? 0 : g.x.taps.count * s.in_c;
@@ -150,10 +164,14 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
   const Portion& portion = large                ? kLargeSums
                            : g.x.taps.count > 1 ? kSeveralTaps
                                                 : kOneTap;
-  const std::int64_t x_operands = portion.x_bytes / sizeof(Operand<T>);
   FilterGradientPlan p;
   constexpr bool kPaired = kElements<Operand<T>> > 1;
-  p.direct = !kPaired && g.x.ReadDirectly() && PixelPitch<A>(s.in_c) == s.in_c;
+  p.transposed =
+      kTransposesRows<Operand<T>> && g.x.stride_h == 1 && g.x.stride_w == 1;
+  const std::int64_t x_operands = portion.x_bytes / kOperandBytes<Operand<T>> *
+                                  (p.transposed ? kElements<Operand<T>> : 1);
+  p.direct = !kPaired && g.x.ReadDirectly() &&
+             PixelPitch<Operand<T>>(s.in_c) == s.in_c;
   // Many channels are taken in blocks, so that a band holds enough pixels.
   const std::int64_t fitting =
       Max(x_operands / (portion.pixels * g.x.stride_h * g.x.stride_w), 64) /
@@ -175,7 +193,8 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
   if (wanted > p.blocks) CutInput(g, portion, whole_tiles(s.in_c / wanted), &p);
   // Small images share a band, as long as there is one for each slice: all sums
   // are loaded and stored for every band.
-  const std::int64_t image_operands = p.bands.source_rows * p.row_pitch;
+  const std::int64_t image_size = p.bands.source_rows * p.row_pitch;
+  const std::int64_t image_operands = image_size * (p.transposed ? p.block : 1);
   p.images = 1;
   if (p.num_bands == s.batch) {
     const std::int64_t most =
@@ -185,11 +204,29 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
     p.images = EvenPart(s.batch, Max(most, 1));
     p.num_bands = CeilDiv(s.batch, p.images);
   }
-  p.image_pitch = p.direct ? g.x.map.batch : image_operands;
+  p.image_pitch = p.direct ? g.x.map.batch : image_size;
+  // An odd number of cache lines, so that channels do not fall into the same
+  // few sets of the first-level cache.
+  constexpr std::int64_t kLineElements = 64 / sizeof(BFloat16);
+  p.dz_image = p.bands.rows * p.line;
+  p.dz_front = 0;
+  p.parities = 1;
+  if (p.transposed) {
+    p.dz_image = CeilDiv(p.dz_image, kLineElements) * kLineElements;
+    if (g.x.taps.count > 1 || p.images > 1) {
+      p.dz_image += kLineElements;
+      p.dz_front = kLineElements;
+    }
+    p.parities = g.x.taps.count > 1 ? 2 : 1;
+    const std::int64_t size = p.images * p.image_pitch + g.x.taps.max_w -
+                              g.x.taps.min_w + kLineElements;
+    p.pitch = (CeilDiv(size, kLineElements) | 1) * kLineElements;
+  }
   const std::int64_t groups =
       CeilDiv(Min(kTasksPerWorker * num_workers, kMaxSlices), p.slices);
-  const std::int64_t panel_bytes =
-      p.images * p.bands.rows * p.bands.columns * kTileColumns<A> * sizeof(A);
+  const std::int64_t panel_bytes = p.images * p.dz_image * kTileColumns<A> *
+                                   kOperandBytes<Operand<T>> /
+                                   kElements<Operand<T>>;
   p.fitting_panels = Max(portion.dz_bytes / panel_bytes, 1);
   p.panels_per_group = g.input_gradient != nullptr
                            ? p.panels
@@ -205,7 +242,7 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
                (!kIs16Bit<T> || p.num_bands == 1);
   p.by_rows = p.in_place && large;
   constexpr std::int64_t kLine = 64 / sizeof(T);
-  p.streamed = p.by_rows && kHoldsOperands<T> && p.num_bands == 1 &&
+  p.streamed = p.by_rows && kTilesHold<T> && p.num_bands == 1 &&
                s.out_c % kLine == 0 &&
                reinterpret_cast<std::uintptr_t>(g.filters_gradient) % 64 == 0 &&
                p.rows * s.out_c * static_cast<std::int64_t>(sizeof(T)) >=

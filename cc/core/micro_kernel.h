@@ -22,6 +22,13 @@ struct Segment {
   std::int64_t offset, length;
 };
 
+// Rows of a tile that lie together in the output; `offset` from its first row
+// to the first of these there.
+struct RowRun {
+  int first, count;
+  std::int64_t offset;
+};
+
 // As many accumulators as leave registers for one row of b and one broadcast
 // element of a.
 #if defined(__AVX512F__)
@@ -38,8 +45,12 @@ constexpr bool kTransposesRows = false;
 #if defined(__AMX_BF16__)
 template <>
 constexpr int kTileRows<BFloat16Pair> = 32;
+template <class T>
+constexpr int kTileRows<SplitPair<T>> = 32;
 template <>
 constexpr bool kTransposesRows<BFloat16Pair> = true;
+template <class T>
+constexpr bool kTransposesRows<SplitPair<T>> = true;
 #endif
 // Whether there are registers for the addresses of all rows of a, which may
 // then lie anywhere; otherwise they are equally far apart.
@@ -104,6 +115,12 @@ struct TileOperands {
   std::int64_t c_panel = kTileColumns<A>;  // likewise of c and start
   // Where a segment's rows of b begin; null: behind those of the one before.
   const std::int64_t* b_offset = nullptr;
+  // From one plane to the next.
+  std::int64_t a_plane = 0, b_plane = 0;
+  // Where rows belong in y; none: all of them together. Only of tiles that have
+  // more than kRegisterRows.
+  const RowRun* runs = nullptr;
+  int num_runs = 0;
 
   // Goes on to as many whole panels of `columns` as are computed in a call.
   TFO_INLINE void JoinPanels(std::int64_t columns, std::int64_t panel_stride) {
@@ -173,10 +190,12 @@ class Rows {
   std::int64_t k_;
 };
 
-// Stores sums of a tile, the rows of a panel from `row` on.
+// Stores sums of a tile, the rows of a panel from `row` on; `shift` is added to
+// their place in y.
 template <class E, int kRows, int kVectors>
 TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t row, int panel,
-                       Vec<Accumulator<E>> (&sum)[kRows][kVectors]) {
+                       Vec<Accumulator<E>> (&sum)[kRows][kVectors],
+                       std::int64_t shift = 0) {
   using A = Accumulator<E>;
   const auto store = [&](auto* to, std::int64_t stride, auto&& put)
                          TFO_INLINE_LAMBDA {
@@ -192,7 +211,7 @@ TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t row, int panel,
     return store(t.c + panel * t.c_panel, t.c_stride,
                  [](A* to, Vec<A> v) TFO_INLINE_LAMBDA { Store(to, v); });
   }
-  const std::int64_t column = panel * kTileColumns<A>;
+  const std::int64_t column = panel * kTileColumns<A>, at = column + shift;
   if (t.scale != nullptr) {
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
@@ -210,7 +229,7 @@ TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t row, int panel,
     }
   }
   if (t.side_input != nullptr) {
-    const ElementOf<E>* side = t.side_input + row * t.y_stride + column;
+    const ElementOf<E>* side = t.side_input + row * t.y_stride + at;
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i, side += t.y_stride) {
 #pragma GCC unroll 4
@@ -228,10 +247,10 @@ TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t row, int panel,
   }
   using Out = ElementOf<E>;
   if (t.stream) {
-    store(t.y + column, t.y_stride,
+    store(t.y + at, t.y_stride,
           [](Out* to, Vec<A> v) TFO_INLINE_LAMBDA { StoreStreaming(to, v); });
   } else {
-    store(t.y + column, t.y_stride,
+    store(t.y + at, t.y_stride,
           [](Out* to, Vec<A> v) TFO_INLINE_LAMBDA { StoreAs(to, v); });
   }
   if (__builtin_expect(t.moments != nullptr, false)) {

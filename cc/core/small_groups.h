@@ -134,7 +134,7 @@ PlanePlan PlanPlanes(const Windows<T>& x, const Groups& g) {
   const std::int64_t per_image = CeilDiv(p.wanted, x.batch * p.portions);
   p.bands = CutIntoBands(x, p.pitch,
                          Max(CeilDiv(image, per_image), 2 * reach_h * x.grid_w),
-                         kPlaneBytes / sizeof(A) * sizeof(Operand<T>));
+                         kPlaneBytes / sizeof(A) * kOperandBytes<Operand<T>>);
   p.num_bands = x.batch * p.bands.down * p.bands.across;
   return p;
 }

@@ -14,13 +14,15 @@ namespace {
 template <class E, bool kContiguousK>
 TFO_INLINE void RunTile(int rows, int columns, const TileOperands<E>& t) {
 #if defined(__AMX_BF16__)
-  if constexpr (std::is_same_v<E, BFloat16Pair>)
-    return RunAmxTile<kContiguousK>(rows, columns, t);
+  if constexpr (kElements<E> > 1)
+    return RunAmxTile<E, kContiguousK>(rows, columns, t);
 #endif
-  const TileFunction<E> run = columns > kLanes<Accumulator<E>>
-                                  ? SelectRows<E, kContiguousK, 2>(rows)
-                                  : SelectRows<E, kContiguousK, 1>(rows);
-  run(t);
+  if constexpr (kPlanes<E> == 1) {
+    const TileFunction<E> run = columns > kLanes<Accumulator<E>>
+                                    ? SelectRows<E, kContiguousK, 2>(rows)
+                                    : SelectRows<E, kContiguousK, 1>(rows);
+    run(t);
+  }
 }
 
 }  // namespace

@@ -31,7 +31,9 @@ struct Windows {
   std::int64_t grid_h, grid_w;
 
   // Operands of a tap.
-  TFO_INLINE std::int64_t TapDepth() const { return NumOperands<T>(channels); }
+  TFO_INLINE std::int64_t TapDepth() const {
+    return NumOperands<Operand<T>>(channels);
+  }
 
   // Whether memory can be read as it is: the engine's type and layout, and no
   // tap beyond the image's edge.
@@ -71,7 +73,7 @@ template <class T>
 TFO_INLINE Bands CutIntoBands(const Windows<T>& x, std::int64_t pitch,
                               std::int64_t pixels_per_band,
                               std::int64_t bytes) {
-  const std::int64_t elements = bytes / sizeof(Operand<T>);
+  const std::int64_t elements = bytes / kOperandBytes<Operand<T>>;
   const std::int64_t reach_h = x.taps.max_h - x.taps.min_h,
                      reach_w = x.taps.max_w - x.taps.min_w;
   const std::int64_t budget = Max(elements / Max(pitch, 1), 1);

@@ -61,8 +61,8 @@ void TransformPanel(const Correlation<T>& c, std::int64_t panel,
   for (std::int64_t k = 0; k < channels; k += kWinogradFilterRows) {
     const std::int64_t size = Min(channels - k, kWinogradFilterRows) * kColumns;
     for (std::int64_t t = 0; t < c.x.taps.count; ++t)
-      PackPanels(tap(t, k), map, size / kColumns, columns, 0,
-                 packed + t * size);
+      PackPanels<T, A>(tap(t, k), map, size / kColumns, columns, 0,
+                       {packed + t * size, 0});
     for (std::int64_t i = 0; i < size; i += kLanes<A>)
       TransformFilter(packed + i, size, to + k * kColumns + i, pitch);
   }
@@ -170,7 +170,7 @@ class WinogradCorrelation {
 
   // False when scratch memory ran out.
   bool Run(const Parallel& parallel, const Scratch& scratch) {
-    filters_ = c_.packed;
+    filters_ = static_cast<const A*>(c_.packed);
     if (filters_ == nullptr && !p_.late) {
       A* const to = scratch.Allocate<A>(p_.panels * p_.filters.size);
       if (to == nullptr || !TransformFilters(c_, to, parallel, scratch))

@@ -20,7 +20,7 @@ constexpr std::int64_t kWinogradRun = 8;
 
 // Pairs of bfloat16 stay with their own instruction.
 template <class T>
-constexpr bool kHasWinograd = std::is_same_v<Operand<T>, Accumulator<T>>;
+constexpr bool kHasWinograd = !std::is_same_v<Operand<T>, BFloat16Pair>;
 
 // Whether it computes a correlation of x, which is convolution `s` or its input
 // gradient, or the filter gradient, in less time. The costs are those of a
