@@ -142,8 +142,9 @@ CorrelationPlan<T> Plan(const Correlation<T>& c) {
       kPanelsBytes / kOperandBytes<Operand<T>>;
   p.joined = kRowsAnywhere && p.bands.across == 1 &&
              c.epilogue.map.h == x.grid_w * c.epilogue.map.w;
-  // Rows of those tiles are equally far apart. Where fewer registers are
-  // filled, or not more, that they are of several lines does not matter.
+  // Rows of tiles that are large must lie equally far apart, as those of lines
+  // do together with what is between them. So they do where that fills no more
+  // registers of 16.
   const auto registers = [](std::int64_t rows) { return CeilDiv(rows, 16); };
   p.flat = kTileRows<Operand<T>> > kRegisterRows && !p.direct &&
            x.stride_h == 1 && x.stride_w == 1 &&
