@@ -121,10 +121,40 @@ std::atomic<const Kernels*>& Active() {
   return active;
 }
 
+// Products with each number of the input, or of input and output together, that
+// make up for cutting it into parts (measured with AMX, 1x1 convolutions of 16
+// to 256 channels and 3x3 ones of 3 to 64, beside multiply-adds: 0.85 of the
+// speed forward with 64, 1.2 with 128; gradients 0.7 to 0.85 with 24 to 51, 1.0
+// to 1.2 with 96 to 102). Few input channels fill too little of a pair or a
+// register (7x7 with 3: 0.8).
+constexpr std::int64_t kLeastForward = 96, kLeastBackward = 64;
+constexpr std::int64_t kFewChannels = 4;
+
+const Kernels& UnlessFew(DType dtype, bool few) {
+  const Kernels& active = ActiveKernels();
+#if defined(__x86_64__)
+  const bool in_parts = dtype == DType::kFloat || dtype == DType::kHalf;
+  if (&active == &amx::kKernels && in_parts && few) return avx512::kKernels;
+#endif
+  return active;
+}
+
 }  // namespace
 
 const Kernels& ActiveKernels() {
   return *Active().load(std::memory_order_relaxed);
+}
+
+const Kernels& ForwardKernels(DType dtype, const ConvShape& s) {
+  const std::int64_t products = s.kernel_h * s.kernel_w * s.out_c;
+  return UnlessFew(dtype, products < kLeastForward * s.stride_h * s.stride_w);
+}
+
+const Kernels& GradientKernels(DType dtype, const ConvShape& s) {
+  const std::int64_t numbers = s.stride_h * s.stride_w * s.in_c + s.out_c;
+  const std::int64_t products = s.kernel_h * s.kernel_w * s.in_c * s.out_c;
+  return UnlessFew(
+      dtype, s.in_c <= kFewChannels || products < kLeastBackward * numbers);
 }
 
 bool SetIsa(const char* name) {

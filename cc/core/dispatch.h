@@ -35,9 +35,14 @@ struct Kernels {
 // TF_FUSED_OPS_ISA or SetIsa says otherwise.
 const Kernels& ActiveKernels();
 
-// Selects "portable", "avx2", "avx512" or "avx512_bf16" for the calls that
-// follow. False, and nothing changes, if the name is unknown or the CPU lacks
-// it.
+// The same for a convolution, or for its gradients: where that table is AMX's,
+// those whose numbers meet few others are better left to AVX-512.
+const Kernels& ForwardKernels(DType dtype, const ConvShape& shape);
+const Kernels& GradientKernels(DType dtype, const ConvShape& shape);
+
+// Selects "portable", "avx2", "avx512", "avx512_bf16" or "amx" for the calls
+// that follow. False, and nothing changes, if the name is unknown or the CPU
+// lacks it.
 bool SetIsa(const char* name);
 
 // The i-th instruction set that this CPU can run, from the portable one up;

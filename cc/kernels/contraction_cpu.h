@@ -16,7 +16,7 @@ class CpuEngine {
                        tfo::ConvForwardArgs args,
                        const tensorflow::Tensor* constant) {
     ScratchOwner scratch(ctx);
-    const tfo::Kernels& kernels = tfo::ActiveKernels();
+    const tfo::Kernels& kernels = tfo::ForwardKernels(args.dtype, args.shape);
     std::shared_ptr<const KeptFilters::Packed> kept;
     if (constant != nullptr) {
       TF_RETURN_IF_ERROR(filters_.Get(ctx, kernels, args, *constant, &kept));
@@ -30,8 +30,9 @@ class CpuEngine {
   static absl::Status Gradient(tensorflow::OpKernelContext* ctx,
                                const tfo::ConvGradientArgs& args) {
     ScratchOwner scratch(ctx);
-    const bool done = tfo::ActiveKernels().conv_gradient(args, ParallelOf(ctx),
-                                                         scratch.scratch());
+    const tfo::Kernels& kernels = tfo::GradientKernels(args.dtype, args.shape);
+    const bool done =
+        kernels.conv_gradient(args, ParallelOf(ctx), scratch.scratch());
     return done ? absl::OkStatus() : OutOfScratch();
   }
 

@@ -1,0 +1,68 @@
+"""Which instruction set an op takes where AMX has to cut numbers into parts first."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from cases import ConvCase
+
+import tf_fused_ops as tfo
+from tf_fused_ops import _core, _library
+
+pytestmark = pytest.mark.skipif(
+    _library.isa() != "amx",
+    reason="no AMX, or TF_FUSED_OPS_ISA names another",
+)
+
+# in_c, out_c, kernel, strides: whether output and gradients are computed with AMX.
+CHOICES = [
+    ((96, 128, 1, 1), (True, False)),
+    ((128, 512, 1, 1), (True, True)),
+    ((256, 64, 1, 1), (False, False)),
+    ((32, 32, 3, 1), (True, True)),
+    ((32, 32, 3, 2), (False, False)),
+    ((4, 64, 7, 1), (True, False)),
+]
+
+
+def _computed(case, x, filters, dy, isa):
+    best = _core.isa()
+    _core.set_isa(isa)
+    (top, _), (left, _) = case.pads()
+    shape = _core.ConvShape(
+        batch=case.batch,
+        in_size=case.image,
+        in_c=case.cin,
+        out_size=case.output_image(),
+        out_c=case.cout,
+        kernel=case.kernel,
+        strides=case.strides,
+        pads=(top, left),
+    )
+    y, _ = _core.conv_forward(shape, x, filters, save_pre_activation=False)
+    _, dw, *_ = _core.conv_gradient(shape, dy, x, filters)
+    _core.set_isa(best)
+    return y, dw
+
+
+@pytest.mark.parametrize(("sizes", "expected"), CHOICES, ids=str)
+def test_numbers_that_meet_few_others_are_not_cut(sizes, expected):
+    in_c, out_c, kernel, stride = sizes
+    case = ConvCase(2, (11, 9), in_c, out_c, (kernel, kernel), (stride, stride))
+    random = np.random.default_rng(0)
+    x, filters, dy = (
+        random.normal(size=size).astype("float32")
+        for size in (
+            (2, 11, 9, in_c),
+            (kernel, kernel, in_c, out_c),
+            (2, *case.output_image(), out_c),
+        )
+    )
+    w = tf.constant(filters)
+    with tf.GradientTape() as tape:
+        tape.watch(w)
+        y = tfo.conv2d_bias_act(x, w, np.zeros(out_c, "float32"), stride, activation="none")
+    actual = y, tape.gradient(y, w, dy)
+    by_isa = {isa: _computed(case, x, filters, dy, isa) for isa in ("amx", "avx512")}
+    for i, with_amx in enumerate(expected):
+        assert np.array_equal(actual[i], by_isa["amx"][i]) == with_amx
+        assert np.array_equal(actual[i], by_isa["avx512"][i]) != with_amx
