@@ -13,7 +13,7 @@ namespace {
 // Larger caches are shared with others (measured with 480 MiB, two threads that
 // write memory and read it again: past the caches 0.7 of the time for 100 MB
 // and 200 MB, 0.92 for 51 MB, 1.34 for 32 MB).
-constexpr std::int64_t kMostKept = 64 << 20;
+constexpr std::int64_t kMostKept = 48 << 20;
 
 std::int64_t LastLevelBytes() {
   std::int64_t bytes = 32 << 20;
