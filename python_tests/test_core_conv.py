@@ -73,6 +73,8 @@ CASES = [
     (2, (11, 33), 6, 2, (2, 3), (2, 1), (1, 1), (1, 1, 0, 1)),
     (1, (3, 980), 90, 1, (5, 3), (1, 1), (1, 1), (2, 1, 2, 1)),
     (1, (5, 40), 0, 2, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    # One output channel and few pixels, so that operands change places, and sums have one set.
+    (1, (20, 20), 100, 1, (2, 3), (1, 1), (1, 1), (2, 1, 2, 2)),
     # Few input channels: the pixels between the strides together, in one tile's rows or several;
     # those beyond the edge left out.
     (1, (21, 67), 3, 20, (7, 7), (2, 2), (1, 1), (2, 2, 3, 3)),

@@ -238,7 +238,11 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
           ? p.blocks
           : CeilDiv(p.blocks, CeilDiv(groups, Max(panel_groups, 1)));
   p.groups = panel_groups * CeilDiv(p.blocks, p.blocks_per_group);
-  p.in_place = p.slices == 1 && !s.filters_transposed &&
+  // Rows of neighbouring taps lie together in a tile, so they must in dw.
+  const TapList& taps = g.x.taps;
+  const bool ascending =
+      taps.count < 2 || taps.taps[0].filter < taps.taps[taps.count - 1].filter;
+  p.in_place = p.slices == 1 && !s.filters_transposed && ascending &&
                (!kIs16Bit<T> || p.num_bands == 1);
   p.by_rows = p.in_place && large;
   constexpr std::int64_t kLine = 64 / sizeof(T);
