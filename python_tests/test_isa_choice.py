@@ -1,5 +1,6 @@
 """Which instruction set an op takes where AMX has to cut numbers into parts first."""
 
+import launchers
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -27,17 +28,7 @@ CHOICES = [
 def _computed(case, x, filters, dy, isa):
     best = _core.isa()
     _core.set_isa(isa)
-    (top, _), (left, _) = case.pads()
-    shape = _core.ConvShape(
-        batch=case.batch,
-        in_size=case.image,
-        in_c=case.cin,
-        out_size=case.output_image(),
-        out_c=case.cout,
-        kernel=case.kernel,
-        strides=case.strides,
-        pads=(top, left),
-    )
+    shape = launchers.conv_problem(_core, case).shape
     y, _ = _core.conv_forward(shape, x, filters, save_pre_activation=False)
     _, dw, *_ = _core.conv_gradient(shape, dy, x, filters)
     _core.set_isa(best)

@@ -1,4 +1,5 @@
-#include "cc/core/amx_tile.h"
+#include "cc/core/amx.h"
+#include "cc/core/integers.h"
 #include "cc/core/peak.h"
 #include "cc/core/streaming.h"
 
