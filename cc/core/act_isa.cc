@@ -18,7 +18,7 @@ void Forward(const ActArgs& args, const Parallel& parallel) {
   ForElements(args.size, kCyclesPerElement, y, parallel,
               [&](int64_t at, auto partial, int n) TFO_INLINE_LAMBDA {
                 FetchAhead(x + at);
-                return VectorActivation<A>::template Value<kActivation>(
+                return VectorActivation<T>::template Value<kActivation>(
                     LoadColumns<decltype(partial)::value>(x + at, n), alpha);
               });
 }
@@ -38,7 +38,7 @@ void Gradient(const ActGradientArgs& args, const Parallel& parallel) {
                 FetchAhead(dy + at);
                 FetchAhead(saved + at);
                 const Vec<A> slope =
-                    VectorActivation<A>::template Slope<kActivation>(
+                    VectorActivation<T>::template Slope<kActivation>(
                         LoadColumns<kPartial>(saved + at, n), alpha);
                 return LoadColumns<kPartial>(dy + at, n) * slope;
               });

@@ -70,7 +70,7 @@ struct TimesSlope {
                                int count) const {
     const Vec<A> s = count == kLanes<A> ? LoadAs(saved + i)
                                         : LoadAsPartial(saved + i, count);
-    return v * VectorActivation<A>::template Slope<kActivation>(s, alpha);
+    return v * VectorActivation<T>::template Slope<kActivation>(s, alpha);
   }
 
   Vec<A> alpha;

@@ -133,7 +133,7 @@ struct EpilogueWriter {
   V alpha;
 
   TFO_INLINE V Activate(V z) const {
-    return VectorActivation<A>::template Value<kActivation>(z, alpha);
+    return VectorActivation<T>::template Value<kActivation>(z, alpha);
   }
 
   TFO_INLINE void Write(T* to, V v, int n) const {

@@ -12,7 +12,8 @@
 namespace tfo::TFO_ISA {
 namespace {
 
-template <class A>
+// Of what numbers are stored as: 16 bits need no more than 14 or 15 digits.
+template <class T>
 struct MathConstants;
 
 template <>
@@ -72,11 +73,26 @@ struct MathConstants<double> {
       -4.170967813794828552e-9};
 };
 
-template <class A>
+struct MathConstants16 : MathConstants<float> {
+  // As above; 1.3e-5 of e^r.
+  static constexpr float kExpPolynomial[] = {0.49999738f, 0.16743416f,
+                                             0.04183716f};
+  // As above; 8.8e-6.
+  static constexpr float kErfcxPolynomial[] = {
+      1.25300479f,   -0.135573879f, -0.0474329554f, 0.128925487f,
+      -0.120263435f, 0.0708878264f, -0.0210775677f};
+};
+template <>
+struct MathConstants<BFloat16> : MathConstants16 {};
+template <>
+struct MathConstants<Half> : MathConstants16 {};
+
+template <class T>
 struct VectorMath {
+  using A = Accumulator<T>;
   using Scalar = A;
   using V = Vec<A>;
-  using K = MathConstants<A>;
+  using K = MathConstants<T>;
 
   template <int N>
   static TFO_INLINE V Polynomial(const A (&coefficients)[N], V x) {
@@ -107,7 +123,7 @@ struct VectorMath {
     // A division takes several times as long as this and a step of Newton's.
     if constexpr (std::is_same_v<A, float>) {
       const V r = (V)_mm512_maskz_rcp14_ps(0xffff, (__m512)x);
-      return r * (A(2) - x * r);
+      return kIs16Bit<T> ? r : r * (A(2) - x * r);
     }
 #endif
     return A(1) / x;
@@ -141,8 +157,10 @@ struct VectorMath {
   }
 };
 
-template <class A>
-using VectorActivation = ActivationFunctions<VectorMath<A>, Vec<A>>;
+// Of numbers that are stored as T.
+template <class T>
+using VectorActivation =
+    ActivationFunctions<VectorMath<T>, Vec<Accumulator<T>>>;
 
 }  // namespace
 }  // namespace tfo::TFO_ISA
