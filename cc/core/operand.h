@@ -12,6 +12,12 @@
 namespace tfo::TFO_ISA {
 namespace {
 
+#if defined(__AMX_BF16__)
+constexpr bool kHasAmx = true;
+#else
+constexpr bool kHasAmx = false;
+#endif
+
 // Two elements that follow each other along the depth of a product; the first
 // in the low half.
 struct BFloat16Pair {
