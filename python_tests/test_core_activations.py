@@ -2,6 +2,7 @@
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -48,7 +49,7 @@ REFERENCE = {
     ),
     "mish": (lambda z: z * np.tanh(np.logaddexp(0, z)), _mish_slope),
     "gelu_tanh": (
-        lambda z: 0.5 * z * (1 + np.tanh(C * (z + 0.044715 * z**3))),
+        lambda z: z * _sigmoid(2 * C * (z + 0.044715 * z**3)),
         _gelu_tanh_slope,
     ),
     "gelu_erf": (
@@ -106,6 +107,28 @@ def test_value_and_slope(name, dtype, apply, core_isa):
     np.testing.assert_allclose(y, expected_y, rtol=6 * eps, atol=4 * eps)
     # The slope of an activation that is kept as y carries y's rounding, and gelu's grows with |z|.
     np.testing.assert_allclose(slope, expected_slope, rtol=8 * eps, atol=16 * eps)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("name", REFERENCE)
+def test_every_16_bit_number(name, dtype, apply, core_isa):
+    z = np.arange(2**16, dtype=np.uint16).view(dtype)
+    z = z[np.isfinite(z)]
+    magnitude = np.abs(z.astype(np.float64))
+    z = z[(magnitude == 0) | ((magnitude >= ml_dtypes.finfo(dtype).tiny) & (magnitude < 1e3))]
+    y, slope = (v.astype(np.float64) for v in apply(name, z, dtype))
+    value, derivative = REFERENCE[name]
+    z = z.astype(np.float64)
+    with np.errstate(over="ignore", under="ignore"):
+        expected_y, expected_slope = value(z), derivative(z)
+    # Half a unit for the rounding, and what functions of 14 digits add to it.
+    half_unit, more = float(ml_dtypes.finfo(dtype).eps) / 2, 2.0**-13
+    # e^z is cut off at 1e-38, which |z| multiplies.
+    tiny = max(float(ml_dtypes.finfo(dtype).smallest_subnormal), 2e-35)
+    np.testing.assert_allclose(y, expected_y, rtol=half_unit + more, atol=tiny)
+    # The slope of an activation that is kept as y carries y's rounding.
+    kept = 2 * half_unit if name in SLOPE_FROM_VALUE else 0
+    np.testing.assert_allclose(slope, expected_slope, rtol=half_unit + more, atol=kept + 2 * more)
 
 
 @pytest.mark.parametrize("name", REFERENCE)
