@@ -4,15 +4,7 @@
 // An instruction multiplies 16 operands of each row of a by as many rows of b.
 // Rows of a along which operands do not follow each other are transposed first.
 //
-// Numbers that are sums of bfloat16, a = a0 + a1 + a2 with parts of 8 digits
-// each, are multiplied part by part:
-//
-//   a * b = a0 * b0 + (a0 * b1 + a1 * b0) + (a0 * b2 + a1 * b1 + a2 * b0) + ...
-//
-// What is left out is less than 2^-22 of a product, without bias, and 2^-26 of
-// it in the mean square: less than what rounding to float32 adds. The small
-// products are summed up before the large ones, so that the sum is rounded as
-// often as one of multiply-adds is. What is no number then is computed by
+// Of numbers that are sums of bfloat16, what is no number is computed again by
 // multiply-adds: there may be an infinite number in it, which has no parts.
 #ifndef TFO_CC_CORE_AMX_TILE_H_
 #define TFO_CC_CORE_AMX_TILE_H_
@@ -20,18 +12,12 @@
 #include <type_traits>
 
 #include "cc/core/address_map.h"
-#include "cc/core/amx.h"
-#include "cc/core/micro_kernel.h"
+#include "cc/core/amx_products.h"
 
 #if defined(__AMX_BF16__)
 
 namespace tfo::TFO_ISA {
 namespace {
-
-// Cache lines to ask for in a step, which takes as long as 16 or more vectors'
-// multiply-adds.
-constexpr int kAmxLinesPerStep = 4;
-constexpr unsigned kStepsPerStore = 4;
 
 // A tile of kHalves registers of rows and kVectors of columns.
 template <class E, int kHalves, int kVectors>
@@ -41,8 +27,7 @@ class AmxTile {
       : t_(t),
         upper_((rows + kHalves - 1) / kHalves),
         lower_(rows - upper_),
-        line_(t.prefetch->lines),
-        last_line_(line_ + t.prefetch->count) {}
+        products_(upper_, *t.prefetch) {}
 
   // Rows along which operands follow each other.
   TFO_INLINE void RunRows() {
@@ -77,12 +62,13 @@ class AmxTile {
       const Sums from = StartOf(panel);
       const auto between = [&]() TFO_INLINE_LAMBDA { last.FinishSome(); };
       if (!kSplit && t_.y == nullptr) {
-        Multiply(steps, panel, from, between);
-        Write(t_.c + panel * t_.c_panel, t_.c_stride);
+        products_.Multiply(steps, panel, from, between);
+        products_.Write(t_.c + panel * t_.c_panel, t_.c_stride);
         continue;
       }
-      Multiply(steps, panel, kSplit ? Sums{nullptr, 0} : from, between);
-      Write(sums, kSumsStride);
+      products_.Multiply(steps, panel, kSplit ? Sums{nullptr, 0} : from,
+                         between);
+      products_.Write(sums, kSumsStride);
       last.FinishAll();
       last.Begin(panel, kSplit ? from : Sums{nullptr, 0}, sums);
     }
@@ -132,13 +118,13 @@ class AmxTile {
         const Sums from = first ? StartOf(panel) : Sums{sums, c_stride};
         Finisher<decltype(steps)> finisher{*this, steps};
         if constexpr (kSplit) {
-          Multiply(steps, panel, {nullptr, 0}, [] {});
-          Write(sums_, kSumsStride);
+          products_.Multiply(steps, panel, {nullptr, 0}, [] {});
+          products_.Write(sums_, kSumsStride);
           finisher.Begin(panel, from, sums_);
           if (!last) finisher.WriteTo(sums, c_stride);
         } else {
-          Multiply(steps, panel, from, [] {});
-          Write(sums, c_stride);
+          products_.Multiply(steps, panel, from, [] {});
+          products_.Write(sums, c_stride);
           if (last && !in_memory) finisher.Begin(panel, {nullptr, 0}, sums);
         }
         finisher.FinishAll();
@@ -148,7 +134,10 @@ class AmxTile {
   }
 
  private:
-  using In = InPlanes<const E, kPlanes<E>>;
+  using Products = AmxProducts<E, kHalves, kVectors>;
+  using In = typename Products::In;
+  using Operands = typename Products::Operands;
+  using Sums = typename Products::Sums;
   static constexpr bool kSplit = kPlanes<E> > 1;
   // Operands that the registers of a hold, and the steps whose operands are
   // transposed at a time: half of the first-level cache.
@@ -158,20 +147,6 @@ class AmxTile {
   // Finished sums.
   static constexpr std::int64_t kSumsStride = kVectors * kAmxColumns;
   static constexpr std::int64_t kSumsPanel = kHalves * kAmxRows * kSumsStride;
-
-  // What a step multiplies: `depth` columns of a and rows of b.
-  struct Operands {
-    In a;
-    std::int64_t a_pitch;
-    In b;
-    std::int64_t b_pitch, depth;
-  };
-
-  // What sums begin from; null: zero.
-  struct Sums {
-    const float* data;
-    std::int64_t stride;
-  };
 
   TFO_INLINE Sums StartOf(int panel) const {
     if (t_.start == nullptr) return {nullptr, 0};
@@ -213,100 +188,6 @@ class AmxTile {
       return count;
     }
   };
-
-  TFO_INLINE void LoadUpperA(const Operands& o, int plane) {
-    LoadAmx<kUpperA>(o.a[plane], o.a_pitch * sizeof(E));
-  }
-  TFO_INLINE void LoadLowerA(const Operands& o, int plane) {
-    if constexpr (kHalves > 1)
-      LoadAmx<kLowerA>(o.a[plane] + upper_ * o.a_pitch, o.a_pitch * sizeof(E));
-  }
-  TFO_INLINE void LoadLeftB(const Operands& o, int plane) {
-    LoadAmx<kLeftB>(o.b[plane], o.b_pitch * sizeof(E));
-  }
-  TFO_INLINE void LoadRightB(const Operands& o, int plane) {
-    if constexpr (kVectors > 1)
-      LoadAmx<kRightB>(o.b[plane] + kAmxColumns, o.b_pitch * sizeof(E));
-  }
-  TFO_INLINE void MultiplyUpperRight() {
-    if constexpr (kVectors > 1) MultiplyAmx<kUpperRight, kUpperA, kRightB>();
-  }
-  TFO_INLINE void MultiplyLowerLeft() {
-    if constexpr (kHalves > 1) MultiplyAmx<kLowerLeft, kLowerA, kLeftB>();
-  }
-  TFO_INLINE void MultiplyLowerRight() {
-    if constexpr (kHalves * kVectors > 2)
-      MultiplyAmx<kLowerRight, kLowerA, kRightB>();
-  }
-
-  TFO_INLINE void Fetch() {
-    for (int i = 0; i < kAmxLinesPerStep && line_ < last_line_; ++i)
-      __builtin_prefetch(*line_++, 0, 2);
-  }
-
-  // Adds the products of as many operands as the registers of a are wide; of
-  // their first parts.
-  TFO_INLINE void Step(const Operands& o) {
-    Fetch();
-    LoadLeftB(o, 0);
-    LoadUpperA(o, 0);
-    MultiplyAmx<kUpperLeft, kUpperA, kLeftB>();
-    LoadRightB(o, 0);
-    MultiplyUpperRight();
-    LoadLowerA(o, 0);
-    MultiplyLowerLeft();
-    MultiplyLowerRight();
-  }
-  // The same, with other parts of b, or of a, than in the registers.
-  TFO_INLINE void StepOfB(const Operands& o, int plane) {
-    LoadLeftB(o, plane);
-    MultiplyAmx<kUpperLeft, kUpperA, kLeftB>();
-    MultiplyLowerLeft();
-    LoadRightB(o, plane);
-    MultiplyUpperRight();
-    MultiplyLowerRight();
-  }
-  TFO_INLINE void StepOfA(const Operands& o, int plane) {
-    LoadUpperA(o, plane);
-    MultiplyAmx<kUpperLeft, kUpperA, kLeftB>();
-    MultiplyUpperRight();
-    LoadLowerA(o, plane);
-    MultiplyLowerLeft();
-    MultiplyLowerRight();
-  }
-
-  // The processor takes 250 ns longer to store a register when it has stored
-  // none for some 200 instructions on them, so this stores any (measured: 0.8
-  // to 0.97 of the time of convolutions and products).
-  TFO_INLINE void KeepStoring() { StoreAmx<kUpperA>(stored_, 0); }
-
-  // The sums of products of a panel, in registers. `between` steps something
-  // else may be done.
-  template <class Steps, class Between>
-  TFO_INLINE void Multiply(const Steps& steps, int panel, const Sums& from,
-                           Between between) {
-    Start(from);
-    if constexpr (kSplit) {
-      steps(panel, [&](const Operands& o) TFO_INLINE_LAMBDA {
-        Fetch();
-        LoadUpperA(o, 0);
-        LoadLowerA(o, 0);
-        if constexpr (kPlanes<E> > 2) StepOfB(o, 2);
-        StepOfB(o, 1);
-        Fetch();
-        StepOfA(o, 1);
-        StepOfB(o, 0);
-        if constexpr (kPlanes<E> > 2) StepOfA(o, 2);
-        KeepStoring();
-        between();
-      });
-    }
-    steps(panel, [&](const Operands& o) TFO_INLINE_LAMBDA {
-      Step(o);
-      if (++num_steps_ % kStepsPerStore == 0) KeepStoring();
-      between();
-    });
-  }
 
   // A step of `k` operands, fewer than the registers are wide.
   TFO_INLINE Operands PadStep(In a, std::int64_t a_pitch, In b, std::int64_t k,
@@ -360,34 +241,6 @@ class AmxTile {
 #pragma GCC unroll 16
     for (int i = 0; i < kAmxRows; ++i)
       Store(to + (half * upper_ + i) * kAmxDepth, v[i]);
-  }
-
-  TFO_INLINE void Start(const Sums& from) {
-    if (from.data == nullptr) {
-      ZeroAmx<kUpperLeft>();
-      if constexpr (kVectors > 1) ZeroAmx<kUpperRight>();
-      if constexpr (kHalves > 1) ZeroAmx<kLowerLeft>();
-      if constexpr (kHalves * kVectors > 2) ZeroAmx<kLowerRight>();
-      return;
-    }
-    const std::int64_t bytes = from.stride * sizeof(float);
-    const float* const lower = from.data + upper_ * from.stride;
-    LoadAmx<kUpperLeft>(from.data, bytes);
-    if constexpr (kVectors > 1)
-      LoadAmx<kUpperRight>(from.data + kAmxColumns, bytes);
-    if constexpr (kHalves > 1) LoadAmx<kLowerLeft>(lower, bytes);
-    if constexpr (kHalves * kVectors > 2)
-      LoadAmx<kLowerRight>(lower + kAmxColumns, bytes);
-  }
-
-  TFO_INLINE void Write(float* to, std::int64_t stride) const {
-    const std::int64_t bytes = stride * sizeof(float);
-    float* const lower = to + upper_ * stride;
-    StoreAmx<kUpperLeft>(to, bytes);
-    if constexpr (kVectors > 1) StoreAmx<kUpperRight>(to + kAmxColumns, bytes);
-    if constexpr (kHalves > 1) StoreAmx<kLowerLeft>(lower, bytes);
-    if constexpr (kHalves * kVectors > 2)
-      StoreAmx<kLowerRight>(lower + kAmxColumns, bytes);
   }
 
   // Cuts the rows that are wanted into blocks that fit the vector registers.
@@ -557,19 +410,16 @@ class AmxTile {
 
   const TileOperands<E>& t_;
   const int upper_, lower_;  // rows
-  const void* const* line_;
-  const void* const* const last_line_;
+  Products products_;
   // Of steps: operands that do not lie as the registers want them, where rows
-  // of b are and how many. Then what nobody reads, sums of a panel and of the
-  // one before, and those of all panels that are not finished.
+  // of b are and how many. Then sums of a panel and of the one before, and
+  // those of all panels that are not finished.
   alignas(64) E a_[kAmxSteps * kPlanes<E> * kRegistersOfA];
   alignas(64) E b_[kPlanes<E> * kAmxDepth * kSumsStride];
   std::int64_t rows_[kAmxSteps][kAmxDepth];
   int counts_[kAmxSteps];
   RowBlock blocks_[2 * kAmxRows];
   int num_blocks_ = 0;
-  unsigned num_steps_ = 0;
-  alignas(64) E stored_[kAmxDepth];
   alignas(64) float sums_[2 * kSumsPanel];
   alignas(64) float results_[kPanelsPerCall * kSumsPanel];
 };
