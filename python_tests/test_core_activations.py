@@ -112,8 +112,8 @@ def test_value_and_slope(name, dtype, apply, core_isa):
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("name", REFERENCE)
 def test_every_16_bit_number(name, dtype, apply, core_isa):
-    z = np.arange(2**16, dtype=np.uint16).view(dtype)
-    z = z[np.isfinite(z)]
+    bits, infinity = np.arange(2**16, dtype=np.uint16), np.array(np.inf, dtype).view(np.uint16)
+    z = bits[bits & infinity != infinity].view(dtype)
     magnitude = np.abs(z.astype(np.float64))
     z = z[(magnitude == 0) | ((magnitude >= ml_dtypes.finfo(dtype).tiny) & (magnitude < 1e3))]
     y, slope = (v.astype(np.float64) for v in apply(name, z, dtype))
