@@ -124,10 +124,11 @@ def test_gradients_of_many_pixels_come_from_one_gathered_dz():
     """The input gradient by itself would gather bands of dz once more."""
     _, taken = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 4096, 64, 256))
     sums = 16 * 65 * 256 * 4
-    filters, dz = filter_bytes(64, 256, 1), 126 * 256 * 4
+    filters, dz, x = filter_bytes(64, 256, 1), 126 * 256 * 4, 0
     if in_parts():
-        dz *= 4  # as numbers, and in parts for either gradient
-    assert sums < taken < sums + filters + dz + 64 * 1024
+        dz = 128 * 256 * (4 + 2 * 6)  # as numbers, and in parts for either gradient
+        x = 64 * 160 * 6
+    assert sums < taken < sums + filters + dz + x + 64 * 1024
 
 
 def test_small_images_are_gathered_together():

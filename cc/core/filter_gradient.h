@@ -41,7 +41,15 @@ class FilterGradientWork {
                        : num_lines_ * NumOperands<E>(bands.columns)) *
         kColumns;
     dz_panel_size_ = p_.parities * parity_size_;
-    numbers_size_ = kPaired ? pixels * kColumns : 0;
+    gathered_panels_ = p_.panels_per_group;
+    if constexpr (kPaired) {
+      const std::int64_t size = pixels * kColumns;
+      gathered_panels_ =
+          Min(gathered_panels_,
+              Max(kNumbersBytes / (size * static_cast<std::int64_t>(sizeof(A))),
+                  1));
+      numbers_size_ = gathered_panels_ * size;
+    }
     if (g_.input_gradient != nullptr) {
       if (!dense_.Prepare(s_, g_.filters, {map_.column, map_.row, map_.matrix},
                           g_.input_gradient, g_.x_map, pixels, parallel,
@@ -159,9 +167,12 @@ class FilterGradientWork {
   void AddBand(const Band& band, const Range& panels, const Range& inputs,
                A* sums, int worker) {
     E* const dz = dz_ + worker * kPlanes<E> * DzSize();
-    for (std::int64_t panel = panels.begin; panel < panels.end; ++panel)
-      GatherPanel(band, panel, inputs.begin == 0, sums,
-                  dz + (panel - panels.begin) * dz_panel_size_, worker);
+    for (std::int64_t panel = panels.begin; panel < panels.end;
+         panel += gathered_panels_) {
+      GatherPanels(band, {panel, Min(panel + gathered_panels_, panels.end)},
+                   inputs.begin == 0, sums,
+                   dz + (panel - panels.begin) * dz_panel_size_, worker);
+    }
     if (g_.input_gradient != nullptr) {
       const E* from =
           kPaired ? dense_dz_ + worker * kPlanes<E> * dense_size_ : dz;
@@ -198,17 +209,15 @@ class FilterGradientWork {
     if (p_.streamed) FlushStores();
   }
 
-  // Gathers a panel of dz: the first lines of all images, then their second
-  // ones, or image after image. What is to be had from it by itself is done by
-  // the first to do so.
-  void GatherPanel(const Band& band, std::int64_t panel, bool first, A* sums,
-                   E* dz, int worker) {
-    const std::int64_t channel = panel * kColumns;
-    const Box box{band.i,      band.j,     channel,
-                  band.height, band.width, Min(s_.out_c - channel, kColumns)};
+  // Gathers some panels of dz: the first lines of all images, then their second
+  // ones, or image after image.
+  void GatherPanels(const Band& band, const Range& panels, bool first, A* sums,
+                    E* dz, int worker) {
     A* numbers;
+    std::int64_t numbers_panel = dz_panel_size_;
     if constexpr (kPaired) {
       numbers = numbers_ + worker * numbers_size_;
+      numbers_panel = numbers_size_ / gathered_panels_;
     } else {
       numbers = dz;
     }
@@ -218,41 +227,71 @@ class FilterGradientWork {
     const std::int64_t pixels = p_.transposed
                                     ? p_.dz_front + band.images * p_.dz_image
                                     : band.images * band.height * band.width;
+    Box box{band.i,
+            band.j,
+            panels.begin * kColumns,
+            band.height,
+            band.width,
+            Min(panels.end * kColumns, s_.out_c) - panels.begin * kColumns};
     // What is no number would cost time, even in columns that nobody reads.
     const bool padded =
         p_.transposed && pixels > band.images * band.height * band.width;
-    if (padded || (kPlanes<E> > 1 && box.channels < kColumns))
-      Zero(numbers, pixels * kColumns);
+    const std::int64_t count = panels.end - panels.begin;
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (padded || (kPlanes<E> > 1 && box.channels < (i + 1) * kColumns))
+        Zero(numbers + i * numbers_panel, pixels * kColumns);
+    }
     for (std::int64_t m = 0; m < band.images; ++m) {
-      A* const to = numbers + p_.dz_front * kColumns + m * image;
-      Gather(g_.dz, g_.dz_map, band.n + m, s_.out_h, s_.out_w, box, to,
-             kColumns, row);
-      if (first && g_.side_input_gradient != nullptr) {
-        ScatterPanel(to, row, g_.dz_map, band.n + m, box,
-                     g_.side_input_gradient);
+      TFO_ISA::GatherPanels<kColumns>(
+          g_.dz, g_.dz_map, band.n + m, box,
+          numbers + p_.dz_front * kColumns + m * image, row, numbers_panel);
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t panel = panels.begin + i;
+      const A* const from = numbers + i * numbers_panel;
+      box.c = panel * kColumns;
+      box.channels = Min(s_.out_c - box.c, kColumns);
+      if (first) UsePanel(band, panel, box, from, image, row, pixels, sums);
+      if constexpr (kPaired) {
+        PairPanel(band, panel, box.channels, from, pixels,
+                  dz + i * dz_panel_size_, worker);
       }
     }
-    if (first && g_.bias_gradient != nullptr) {
+  }
+
+  // What is to be had from a panel by itself.
+  void UsePanel(const Band& band, std::int64_t panel, const Box& box,
+                const A* numbers, std::int64_t image, std::int64_t row,
+                std::int64_t pixels, A* sums) {
+    for (std::int64_t m = 0;
+         g_.side_input_gradient != nullptr && m < band.images; ++m) {
+      ScatterPanel(numbers + p_.dz_front * kColumns + m * image, row, g_.dz_map,
+                   band.n + m, box, g_.side_input_gradient);
+    }
+    if (g_.bias_gradient != nullptr) {
       SumColumns(numbers, pixels,
                  sums + (panel + 1) * p_.PanelSize<A>() - kColumns,
                  !band.first);
     }
-    if constexpr (kPaired) {
-      if (!p_.transposed) {
-        PairRows<E>(numbers, band.images * band.height, band.width,
-                    {dz, DzSize()});
-      } else {
-        PairRows<E>(numbers, 1, pixels, {dz, DzSize()});
-        if (p_.parities > 1) {
-          PairRows<E>(numbers + kColumns, 1, pixels - 1,
-                      {dz + parity_size_, DzSize()});
-        }
+  }
+
+  // A panel as pairs of pixels, and of channels for the input gradient.
+  void PairPanel(const Band& band, std::int64_t panel, std::int64_t channels,
+                 const A* numbers, std::int64_t pixels, E* dz, int worker) {
+    if (!p_.transposed) {
+      PairRows<E>(numbers, band.images * band.height, band.width,
+                  {dz, DzSize()});
+    } else {
+      PairRows<E>(numbers, 1, pixels, {dz, DzSize()});
+      if (p_.parities > 1) {
+        PairRows<E>(numbers + kColumns, 1, pixels - 1,
+                    {dz + parity_size_, DzSize()});
       }
-      if (g_.input_gradient != nullptr) {
-        E* const dense_dz = dense_dz_ + worker * kPlanes<E> * dense_size_;
-        PairColumns<E>(numbers, pixels, box.channels,
-                       {dense_dz + panel * dense_.panel_size(), dense_size_});
-      }
+    }
+    if (g_.input_gradient != nullptr) {
+      E* const dense_dz = dense_dz_ + worker * kPlanes<E> * dense_size_;
+      PairColumns<E>(numbers, pixels, channels,
+                     {dense_dz + panel * dense_.panel_size(), dense_size_});
     }
   }
 
@@ -541,13 +580,14 @@ class FilterGradientWork {
   std::int64_t* b_offset_;  // where they begin in dz, of images that are lines
   std::int64_t num_lines_;
   A* sums_;
-  // Of each worker: what is gathered of x and dz; a panel of dz before it is
-  // paired; dz as the input gradient meets it, where that is not as dw does; a
-  // tile of dx.
+  // Of each worker: what is gathered of x and dz; panels of dz before they
+  // are paired; dz as the input gradient meets it, where that is not as dw
+  // does; a tile of dx.
   E *x_, *dz_, *dense_dz_;
   A *numbers_, *dx_tile_;
-  std::int64_t x_size_, parity_size_, dz_panel_size_, numbers_size_,
-      dense_size_ = 0;
+  std::int64_t gathered_panels_;  // of dz, together
+  std::int64_t x_size_, parity_size_, dz_panel_size_, numbers_size_ = 0,
+                                                      dense_size_ = 0;
 };
 
 template <class T>

@@ -36,6 +36,8 @@ struct Portion {
 // time with the larger one).
 constexpr Portion kOneTap{128, 256 << 10, 256 << 10};
 constexpr Portion kSeveralTaps{512, 384 << 10, 512 << 10};
+// Bounds the panels of dz that are gathered together before they are paired.
+constexpr std::int64_t kNumbersBytes = 256 << 10;
 // Sums that no cache holds are better loaded and stored for fewer bands
 // (measured with AVX-512, dense layers of 1024 to 4096 channels: 0.75 to 0.9 of
 // the time).

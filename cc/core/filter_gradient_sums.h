@@ -12,12 +12,27 @@ namespace {
 template <class A>
 TFO_INLINE void SumColumns(const A* rows, std::int64_t num_rows, A* sums,
                            bool accumulate) {
-  constexpr int lanes = kLanes<A>;
-  for (int j = 0; j < kTileColumns<A>; j += lanes) {
-    Vec<A> sum{};
-    for (std::int64_t i = 0; i < num_rows; ++i)
-      sum += Load(rows + i * kTileColumns<A> + j);
-    Store(sums + j, accumulate ? Load(sums + j) + sum : sum);
+  constexpr int lanes = kLanes<A>, width = kTileColumns<A>;
+  constexpr int kVectors = width / lanes;
+  // Several sums of each column: an addition waits for the one before.
+  constexpr int kParts = 4;
+  Vec<A> sum[kParts][kVectors]{};
+  const auto add = [&](int part, std::int64_t row) TFO_INLINE_LAMBDA {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j)
+      sum[part][j] += Load(rows + row * width + j * lanes);
+  };
+  std::int64_t i = 0;
+  for (; i + kParts <= num_rows; i += kParts) {
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) add(part, i + part);
+  }
+  for (; i < num_rows; ++i) add(0, i);
+#pragma GCC unroll 4
+  for (int j = 0; j < kVectors; ++j) {
+    const Vec<A> total = (sum[0][j] + sum[1][j]) + (sum[2][j] + sum[3][j]);
+    A* const to = sums + j * lanes;
+    Store(to, accumulate ? Load(to) + total : total);
   }
 }
 

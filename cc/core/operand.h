@@ -230,6 +230,29 @@ TFO_INLINE void StoreAsPartial(InPlanes<BFloat16, kCount> to, Vec<float> v,
   for (int i = 0; i < kCount; ++i) StoreAsPartial(to[i], parts.part[i], n);
 }
 
+// The upper halves of two vectors' numbers, one behind the other: an
+// instruction, where narrowing either takes two.
+TFO_INLINE Vec<float> UpperHalves(Vec<float> first, Vec<float> second) {
+  typedef std::uint16_t Halves __attribute__((vector_size(TFO_VECTOR_BYTES)));
+  Halves odd{};
+  for (int i = 0; i < TFO_VECTOR_BYTES / 2; ++i)
+    odd[i] = static_cast<std::uint16_t>(2 * i + 1);
+  return BitCast<Vec<float>>(
+      __builtin_shuffle(BitCast<Halves>(first), BitCast<Halves>(second), odd));
+}
+
+// Two vectors that follow each other.
+template <int kCount>
+TFO_INLINE void StoreAs(InPlanes<BFloat16, kCount> to, Vec<float> first,
+                        Vec<float> second) {
+  const Parts<kCount> low(first), high(second);
+#pragma GCC unroll 4
+  for (int i = 0; i < kCount; ++i) {
+    const Vec<float> halves = UpperHalves(low.part[i], high.part[i]);
+    __builtin_memcpy(to[i], &halves, sizeof(halves));
+  }
+}
+
 // Operands of numbers of the type that they are made of.
 template <class E>
 TFO_INLINE OperandVec<E> MakePairs(Vec<float> first, Vec<float> second) {
