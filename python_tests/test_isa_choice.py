@@ -16,11 +16,13 @@ pytestmark = pytest.mark.skipif(
 
 # in_c, out_c, kernel, strides: whether output and gradients are computed with AMX.
 CHOICES = [
-    ((96, 128, 1, 1), (True, False)),
+    ((64, 128, 1, 1), (True, False)),
+    ((64, 256, 1, 1), (True, True)),
     ((128, 512, 1, 1), (True, True)),
-    ((256, 64, 1, 1), (False, False)),
+    ((256, 64, 1, 1), (False, True)),
+    ((64, 32, 1, 1), (False, False)),
     ((32, 32, 3, 1), (True, True)),
-    ((32, 32, 3, 2), (False, False)),
+    ((32, 16, 3, 2), (False, False)),
     ((4, 64, 7, 1), (True, False)),
 ]
 

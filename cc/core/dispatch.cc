@@ -124,10 +124,10 @@ std::atomic<const Kernels*>& Active() {
 // Products with each number of the input, or of input and output together, that
 // make up for cutting it into parts (measured with AMX, 1x1 convolutions of 16
 // to 256 channels and 3x3 ones of 3 to 64, beside multiply-adds: 0.85 of the
-// speed forward with 64, 1.2 with 128; gradients 0.7 to 0.85 with 24 to 51, 1.0
-// to 1.2 with 96 to 102). Few input channels fill too little of a pair or a
-// register (7x7 with 3: 0.8).
-constexpr std::int64_t kLeastForward = 96, kLeastBackward = 64;
+// speed forward with 64, 1.2 with 128; gradients 0.6 to 0.9 with 13 to 43, 1.2
+// with 48 and 51). Few input channels fill too little of a pair or a register
+// (7x7 with 3: 0.9).
+constexpr std::int64_t kLeastForward = 96, kLeastBackward = 48;
 constexpr std::int64_t kFewChannels = 4;
 
 const Kernels& UnlessFew(DType dtype, bool few) {

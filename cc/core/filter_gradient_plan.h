@@ -257,11 +257,15 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
 }
 
 // Whether the input gradient is better computed with the filter gradient; a
-// function of the shape alone.
+// function of the shape alone. What saves reading dz twice costs caches room:
+// of operands in parts, too much where there is more of x than of dz (measured
+// with AMX, 1x1 convolutions of 512 to 128, 256 to 64 and 128 to 64 channels:
+// 1.06 to 1.12 of the time; 256 to 128 and 256 to 256: 1.0).
 template <class T>
 bool JoinsInputGradient(const FilterGradient<T>& g) {
   if (!IsDense(g.shape) || g.filters_gradient == nullptr ||
-      g.shape.in_c * g.shape.out_c == 0) {
+      g.shape.in_c * g.shape.out_c == 0 ||
+      (kPlanes<Operand<T>> > 1 && g.shape.in_c > g.shape.out_c)) {
     return false;
   }
   const FilterGradientPlan p = PlanFilterGradient(g, 1);
