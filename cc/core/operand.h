@@ -241,7 +241,8 @@ TFO_INLINE Vec<float> UpperHalves(Vec<float> first, Vec<float> second) {
       __builtin_shuffle(BitCast<Halves>(first), BitCast<Halves>(second), odd));
 }
 
-// Two vectors that follow each other.
+// Two vectors that follow each other; what the last part has too much is cut
+// off.
 template <int kCount>
 TFO_INLINE void StoreAs(InPlanes<BFloat16, kCount> to, Vec<float> first,
                         Vec<float> second) {
