@@ -11,7 +11,7 @@
 #define TFO_CC_CORE_FILTER_GRADIENT_H_
 
 #include "cc/core/filter_gradient_plan.h"
-#include "cc/core/filter_gradient_sums.h"
+#include "cc/core/gradient_panels.h"
 #include "cc/core/tile.h"
 
 namespace tfo::TFO_ISA {
@@ -26,7 +26,8 @@ class FilterGradientWork {
       : g_(g),
         s_(g.shape),
         p_(PlanFilterGradient(g, num_workers)),
-        map_(FilterMapOf(g.shape)) {}
+        map_(FilterMapOf(g.shape)),
+        dz_(g, p_) {}
 
   // False when scratch memory ran out.
   bool Prepare(const Parallel& parallel, const Scratch& scratch) {
@@ -35,28 +36,11 @@ class FilterGradientWork {
               : p_.transposed ? p_.block * p_.pitch / kElements<E>
                               : p_.images * p_.image_pitch + kLanes<A>;
     num_lines_ = p_.images * bands.rows;
-    const std::int64_t pixels = p_.dz_front + p_.images * p_.dz_image;
-    parity_size_ =
-        (p_.transposed ? NumOperands<E>(pixels)
-                       : num_lines_ * NumOperands<E>(bands.columns)) *
-        kColumns;
-    dz_panel_size_ = p_.parities * parity_size_;
-    gathered_panels_ = p_.panels_per_group;
-    if constexpr (kPaired) {
-      const std::int64_t size = pixels * kColumns;
-      gathered_panels_ =
-          Min(gathered_panels_,
-              Max(kNumbersBytes / (size * static_cast<std::int64_t>(sizeof(A))),
-                  1));
-      numbers_size_ = gathered_panels_ * size;
-    }
-    if (g_.input_gradient != nullptr) {
-      if (!dense_.Prepare(s_, g_.filters, {map_.column, map_.row, map_.matrix},
-                          g_.input_gradient, g_.x_map, pixels, parallel,
-                          scratch)) {
-        return false;
-      }
-      dense_size_ = kPaired ? dense_.size() : 0;
+    if (g_.input_gradient != nullptr &&
+        !dense_.Prepare(s_, g_.filters, {map_.column, map_.row, map_.matrix},
+                        g_.input_gradient, g_.x_map, dz_.pixels(), parallel,
+                        scratch)) {
+      return false;
     }
     const int workers = parallel.num_workers;
     runs_ = scratch.Allocate<Segment>(g_.x.taps.count + 1);
@@ -64,13 +48,11 @@ class FilterGradientWork {
     b_offset_ = scratch.Allocate<std::int64_t>(p_.images * workers);
     sums_ = scratch.Allocate<A>(p_.slices * p_.panels * p_.PanelSize<A>());
     x_ = scratch.Allocate<E>(kPlanes<E> * x_size_ * workers);
-    dz_ = scratch.Allocate<E>(kPlanes<E> * DzSize() * workers);
-    numbers_ = scratch.Allocate<A>(numbers_size_ * workers);
-    dense_dz_ = scratch.Allocate<E>(kPlanes<E> * dense_size_ * workers);
     dx_tile_ = scratch.Allocate<A>(dense_.kTileSize * workers);
     if (runs_ == nullptr || lines_ == nullptr || b_offset_ == nullptr ||
-        sums_ == nullptr || x_ == nullptr || dz_ == nullptr ||
-        numbers_ == nullptr || dense_dz_ == nullptr || dx_tile_ == nullptr) {
+        sums_ == nullptr || x_ == nullptr || dx_tile_ == nullptr ||
+        !dz_.Allocate(g_.input_gradient != nullptr ? &dense_ : nullptr, workers,
+                      scratch)) {
       return false;
     }
     num_runs_ = p_.rows > 0 ? BuildRuns() : 0;
@@ -117,23 +99,13 @@ class FilterGradientWork {
   using E = Operand<T>;
   static constexpr int kColumns = kTileColumns<A>;
   static constexpr bool kPaired = kElements<E> > 1;
-
-  struct Band {
-    std::int64_t index;
-    std::int64_t n, images;
-    std::int64_t i, j, height, width;  // of the grid
-    std::int64_t source_h, source_w;
-    bool first;  // of its slice
-  };
+  using Band = FilterGradientBand;
 
   // Channels of x, and where they are.
   struct Block {
     std::int64_t first, count;
     const E* x;
   };
-
-  // Of a plane.
-  std::int64_t DzSize() const { return p_.panels_per_group * dz_panel_size_; }
 
   std::int64_t BuildRuns() {
     const TapList& taps = g_.x.taps;
@@ -166,16 +138,10 @@ class FilterGradientWork {
   // `inputs` are channels of x.
   void AddBand(const Band& band, const Range& panels, const Range& inputs,
                A* sums, int worker) {
-    E* const dz = dz_ + worker * kPlanes<E> * DzSize();
-    for (std::int64_t panel = panels.begin; panel < panels.end;
-         panel += gathered_panels_) {
-      GatherPanels(band, {panel, Min(panel + gathered_panels_, panels.end)},
-                   inputs.begin == 0, sums,
-                   dz + (panel - panels.begin) * dz_panel_size_, worker);
-    }
+    const E* const dz = dz_.Of(worker);
+    dz_.Gather(band, panels, inputs.begin == 0, sums, worker);
     if (g_.input_gradient != nullptr) {
-      const E* from =
-          kPaired ? dense_dz_ + worker * kPlanes<E> * dense_size_ : dz;
+      const E* const from = dz_.OfInputGradient(worker);
       for (std::int64_t m = 0; m < band.images; ++m) {
         const std::int64_t pixel =
             p_.transposed ? p_.dz_front + m * p_.dz_image : m * band.width;
@@ -203,96 +169,10 @@ class FilterGradientWork {
            panel += together)
         AddProducts(band, lines, b_offset_ + worker * p_.images,
                     {panel, Min(panel + together, panels.end)}, block,
-                    dz + (panel - panels.begin) * dz_panel_size_, sums, &next_x,
-                    &next_dz);
+                    dz + (panel - panels.begin) * dz_.panel_size(), sums,
+                    &next_x, &next_dz);
     }
     if (p_.streamed) FlushStores();
-  }
-
-  // Gathers some panels of dz: the first lines of all images, then their second
-  // ones, or image after image.
-  void GatherPanels(const Band& band, const Range& panels, bool first, A* sums,
-                    E* dz, int worker) {
-    A* numbers;
-    std::int64_t numbers_panel = dz_panel_size_;
-    if constexpr (kPaired) {
-      numbers = numbers_ + worker * numbers_size_;
-      numbers_panel = numbers_size_ / gathered_panels_;
-    } else {
-      numbers = dz;
-    }
-    const std::int64_t line = (p_.transposed ? p_.line : band.width) * kColumns;
-    const std::int64_t image = p_.transposed ? p_.dz_image * kColumns : line;
-    const std::int64_t row = p_.transposed ? line : band.images * line;
-    const std::int64_t pixels = p_.transposed
-                                    ? p_.dz_front + band.images * p_.dz_image
-                                    : band.images * band.height * band.width;
-    Box box{band.i,
-            band.j,
-            panels.begin * kColumns,
-            band.height,
-            band.width,
-            Min(panels.end * kColumns, s_.out_c) - panels.begin * kColumns};
-    // What is no number would cost time, even in columns that nobody reads.
-    const bool padded =
-        p_.transposed && pixels > band.images * band.height * band.width;
-    const std::int64_t count = panels.end - panels.begin;
-    for (std::int64_t i = 0; i < count; ++i) {
-      if (padded || (kPlanes<E> > 1 && box.channels < (i + 1) * kColumns))
-        Zero(numbers + i * numbers_panel, pixels * kColumns);
-    }
-    for (std::int64_t m = 0; m < band.images; ++m) {
-      TFO_ISA::GatherPanels<kColumns>(
-          g_.dz, g_.dz_map, band.n + m, box,
-          numbers + p_.dz_front * kColumns + m * image, row, numbers_panel);
-    }
-    for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t panel = panels.begin + i;
-      const A* const from = numbers + i * numbers_panel;
-      box.c = panel * kColumns;
-      box.channels = Min(s_.out_c - box.c, kColumns);
-      if (first) UsePanel(band, panel, box, from, image, row, pixels, sums);
-      if constexpr (kPaired) {
-        PairPanel(band, panel, box.channels, from, pixels,
-                  dz + i * dz_panel_size_, worker);
-      }
-    }
-  }
-
-  // What is to be had from a panel by itself.
-  void UsePanel(const Band& band, std::int64_t panel, const Box& box,
-                const A* numbers, std::int64_t image, std::int64_t row,
-                std::int64_t pixels, A* sums) {
-    for (std::int64_t m = 0;
-         g_.side_input_gradient != nullptr && m < band.images; ++m) {
-      ScatterPanel(numbers + p_.dz_front * kColumns + m * image, row, g_.dz_map,
-                   band.n + m, box, g_.side_input_gradient);
-    }
-    if (g_.bias_gradient != nullptr) {
-      SumColumns(numbers, pixels,
-                 sums + (panel + 1) * p_.PanelSize<A>() - kColumns,
-                 !band.first);
-    }
-  }
-
-  // A panel as pairs of pixels, and of channels for the input gradient.
-  void PairPanel(const Band& band, std::int64_t panel, std::int64_t channels,
-                 const A* numbers, std::int64_t pixels, E* dz, int worker) {
-    if (!p_.transposed) {
-      PairRows<E>(numbers, band.images * band.height, band.width,
-                  {dz, DzSize()});
-    } else {
-      PairRows<E>(numbers, 1, pixels, {dz, DzSize()});
-      if (p_.parities > 1) {
-        PairRows<E>(numbers + kColumns, 1, pixels - 1,
-                    {dz + parity_size_, DzSize()});
-      }
-    }
-    if (g_.input_gradient != nullptr) {
-      E* const dense_dz = dense_dz_ + worker * kPlanes<E> * dense_size_;
-      PairColumns<E>(numbers, pixels, channels,
-                     {dense_dz + panel * dense_.panel_size(), dense_size_});
-    }
   }
 
   Block GatherInput(const Band& band, std::int64_t first, std::int64_t count,
@@ -446,7 +326,8 @@ class FilterGradientWork {
           CeilDiv(shift + inside.end * p_.line, kStep) * kStep;
       const std::int64_t pixel = p_.dz_front + m * p_.dz_image + begin - shift;
       lines[m] = {begin / kPair, (end - begin) / kPair};
-      b_offset[m] = pixel / kPair * kColumns + pixel % kPair * parity_size_;
+      b_offset[m] =
+          pixel / kPair * kColumns + pixel % kPair * dz_.parity_size();
     }
     return {block.x, p_.pitch / kPair, dz, lines,
             inside.begin < inside.end ? band.images : 0};
@@ -499,7 +380,7 @@ class FilterGradientWork {
               p_.k_stride,
               pixels.lines,
               pixels.num_lines,
-              pixels.dz + (panel - panels.begin) * dz_panel_size_,
+              pixels.dz + (panel - panels.begin) * dz_.panel_size(),
               kColumns,
               band.first ? nullptr : c,
               c_stride,
@@ -507,7 +388,7 @@ class FilterGradientWork {
               c_stride,
               &prefetch};
           tile.a_plane = x_size_;
-          tile.b_plane = DzSize();
+          tile.b_plane = dz_.plane();
           if constexpr (kTilesHold<T>) {
             if (p_.in_place && !in_edge && (kIs16Bit<T> || p_.streamed)) {
               tile.y = to;
@@ -518,10 +399,10 @@ class FilterGradientWork {
           prefetch.Clear();
           if (p_.by_rows && band.first && !in_edge) {
             tile.JoinPanels(Min(columns, (panels.end - panel) * kColumns),
-                            dz_panel_size_);
+                            dz_.panel_size());
           } else if (kTransposesRows<E> && !p_.in_place) {
             tile.num_panels = static_cast<int>(panels.end - panel);
-            tile.b_panel = dz_panel_size_;
+            tile.b_panel = dz_.panel_size();
             tile.c_panel = p_.PanelSize<A>();
           } else if (p_.in_place) {
             // The next tile's sums, which lie lines apart (measured on an
@@ -580,14 +461,11 @@ class FilterGradientWork {
   std::int64_t* b_offset_;  // where they begin in dz, of images that are lines
   std::int64_t num_lines_;
   A* sums_;
-  // Of each worker: what is gathered of x and dz; panels of dz before they
-  // are paired; dz as the input gradient meets it, where that is not as dw
-  // does; a tile of dx.
-  E *x_, *dz_, *dense_dz_;
-  A *numbers_, *dx_tile_;
-  std::int64_t gathered_panels_;  // of dz, together
-  std::int64_t x_size_, parity_size_, dz_panel_size_, numbers_size_ = 0,
-                                                      dense_size_ = 0;
+  GradientPanels<T> dz_;
+  // Of each worker: what is gathered of x; a tile of dx.
+  E* x_;
+  A* dx_tile_;
+  std::int64_t x_size_;
 };
 
 template <class T>

@@ -36,8 +36,6 @@ struct Portion {
 // time with the larger one).
 constexpr Portion kOneTap{128, 256 << 10, 256 << 10};
 constexpr Portion kSeveralTaps{512, 384 << 10, 512 << 10};
-// Bounds the panels of dz that are gathered together before they are paired.
-constexpr std::int64_t kNumbersBytes = 256 << 10;
 // Sums that no cache holds are better loaded and stored for fewer bands
 // (measured with AVX-512, dense layers of 1024 to 4096 channels: 0.75 to 0.9 of
 // the time).
@@ -99,6 +97,15 @@ struct FilterGradientPlan {
   TFO_INLINE std::int64_t PanelSize() const {
     return (SumRows() + 1) * kTileColumns<A>;
   }
+};
+
+// The pixels that are gathered at a time: some of an image's lines, or images.
+struct FilterGradientBand {
+  std::int64_t index;
+  std::int64_t n, images;
+  std::int64_t i, j, height, width;  // of the grid
+  std::int64_t source_h, source_w;
+  bool first;  // of its slice
 };
 
 // A number of parts between half of `most` and that, for which parts of `total`
