@@ -93,6 +93,15 @@ CASES = [
     (2, (90, 121), 9, 9, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 9),
     (2, (5, 6), 33, 33, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 33),
     (0, (5, 6), 3, 3, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 3),
+    # The same, read where they are: tiles at either edge and between them, at both; wide margins;
+    # more channels than a task takes.
+    (2, (6, 50), 40, 40, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 40),
+    (1, (9, 61), 24, 24, (7, 7), (1, 1), (1, 1), (3, 3, 3, 3), 24),
+    (1, (9, 64), 48, 48, (3, 4), (2, 3), (2, 1), (1, 2, 2, 0), 48),
+    (1, (8, 60), 20, 20, (5, 7), (1, 1), (1, 3), (2, 9, 2, 9), 20),
+    (1, (3, 5), 32, 32, (3, 3), (1, 1), (1, 1), (7, 30, 0, 9), 32),
+    (1, (8, 401), 64, 64, (7, 7), (1, 1), (1, 1), (3, 3, 3, 3), 64),
+    (1, (8, 401), 40, 40, (7, 7), (1, 1), (1, 1), (3, 3, 3, 3), 40),
     # Groups that fit a vector, of as many input channels, of fewer and of more; several vectors and
     # parts of one, sizes that do not divide it, a row of many taps.
     (2, (9, 11), 36, 36, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 9),
@@ -336,6 +345,26 @@ def test_streaming_changes_no_bit(out_c, dtype, core_isa, streamed):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [24, 40, 64])
+def test_streaming_changes_no_bit_of_channels_of_their_own(channels, dtype, core_isa, streamed):
+    """Input gradients are written for every other pixel, of which not each may begin a line."""
+    case = Case(
+        (2, (9, 20), channels, channels, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), channels), dtype
+    )
+    operands = (case.shape(), case.input, case.filters)
+
+    def results():
+        yield _core.conv_forward(*operands, case.bias, activation="relu")[0]
+        yield _core.conv_gradient(case.shape(), case.dy, case.input, case.filters)[0]
+
+    cached = list(results())
+    streamed()
+    for a, b in zip(cached, results(), strict=True):
+        assert b.ctypes.data % 64 == 0, "an image that could not be streamed"
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("in_c", [736, 800])
 def test_streaming_changes_no_bit_of_a_filter_gradient(in_c, dtype, core_isa, streamed):
     case = Case((1, (1, 20), in_c, 736, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)), dtype)
@@ -379,6 +408,28 @@ def test_matmul(sizes, transpose_a, transpose_b, core_isa):
     product = np.einsum("bmk,bmn->kn", a.astype(np.float64), dy)
     _assert_close(dw[0, 0].T if transpose_b else dw[0, 0], product, TOLERANCE["float32"])
     _assert_close(db, dy.astype(np.float64).sum((0, 1)), TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("kernel", [3, 7])
+def test_channels_of_their_own_are_read_where_they_are(kernel, dtype, core_isa):
+    """So an infinite filter meets no zero beside the image; it does where they are gathered."""
+    margin = kernel // 2
+    case = Case((1, (9, 40), 40, 40, (kernel, kernel), (1, 1), (1, 1), (margin,) * 4, 40), dtype)
+    filters = case.filters.copy()
+    filters[:, 0] = np.inf
+    x = np.ones_like(case.input)
+    y, _ = _core.conv_forward(case.shape(), x, filters)
+    assert np.all(np.isinf(y[:, :, margin:]))
+    beside = y[:, :, 0].astype(np.float64)
+    shape = case.shape(input_channels_first=True)
+    gathered, _ = _core.conv_forward(shape, _channels_first(x), filters)
+    assert np.all(np.isnan(gathered[:, :, 0]))
+    if dtype == "bfloat16":
+        assert np.all(np.isnan(beside))
+    else:
+        taps = case.filters[margin:, margin:, 0].astype(np.float64)
+        _assert_close(beside[0, 0], taps.sum((0, 1)), TOLERANCE[dtype])
 
 
 def test_wrong_operands_are_refused():

@@ -17,7 +17,7 @@ SUMS_BYTES = 4 * MIB
 pytestmark = pytest.mark.usefixtures("core_isa")
 
 
-def shape(batch, size, cin, cout, kernel, stride=1):
+def shape(batch, size, cin, cout, kernel, stride=1, groups=1):
     case = ConvCase(batch, (size, size), cin, cout, (kernel, kernel), (stride, stride))
     (top, _), (left, _) = case.pads()
     return _core.ConvShape(
@@ -29,6 +29,7 @@ def shape(batch, size, cin, cout, kernel, stride=1):
         kernel=case.kernel,
         strides=case.strides,
         pads=(top, left),
+        groups=groups,
     )
 
 
@@ -129,6 +130,16 @@ def test_gradients_of_many_pixels_come_from_one_gathered_dz():
         dz = 128 * 256 * (4 + 2 * 6)  # as numbers, and in parts for either gradient
         x = 64 * 160 * 6
     assert sums < taken < sums + filters + dz + x + 64 * 1024
+
+
+def test_channels_of_their_own_are_not_gathered():
+    """Filters, and where taps lie; of the filter gradient, x alone is gathered."""
+    forward, gradient = _core.conv_scratch_bytes(shape(1, 56, 64, 64, 7, groups=64))
+    few, _ = _core.conv_scratch_bytes(shape(1, 56, 3, 3, 7, groups=3))
+    filters = 49 * 64 * 4
+    assert forward < filters + 4096
+    assert few > 16 * 62 * 4 * 4
+    assert gradient < 32 * filters + 640 * 1024
 
 
 def test_small_images_are_gathered_together():

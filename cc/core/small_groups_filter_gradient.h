@@ -80,18 +80,21 @@ class SmallGroupsFilterGradientWork {
         per_vector_(groups_.PerVector<A>()),
         num_taps_(g.filters_gradient == nullptr ? 0 : g.x.taps.count),
         p_(PlanPlanes(g.x, groups_)),
+        dz_in_place_(ReadInPlace(g.dz, g.dz_map, groups_, p_)),
         slices_(Min(Min(p_.num_bands, kMaxSlices),
                     CeilDiv(p_.wanted, p_.portions))) {}
 
   // False when scratch memory ran out.
   bool Prepare(const Parallel& parallel, const Scratch& scratch) {
     dz_pitch_ = (CeilDiv(p_.portion, kLanesA) | 1) * kLanesA;
-    dz_size_ = p_.bands.rows * p_.bands.columns * dz_pitch_ + kLanesA;
+    const std::int64_t dz_size =
+        dz_in_place_ ? 0
+                     : p_.bands.rows * p_.bands.columns * dz_pitch_ + kLanesA;
     sums_ = scratch.Allocate<A>(slices_ * SliceSize());
     for (std::int64_t k = 0; k < groups_.in; ++k)
       indices_[k] = SpreadIndices<A>(groups_, k);
     return sums_ != nullptr &&
-           planes_.Allocate(p_.Size<A>() + dz_size_, groups_.FillVectors<A>(),
+           planes_.Allocate(p_.Size<A>() + dz_size, groups_.FillVectors<A>(),
                             parallel.num_workers, scratch);
   }
 
@@ -138,25 +141,38 @@ class SmallGroupsFilterGradientWork {
   A* SumsOf(A* slice, std::int64_t output) const {
     return slice + output / per_vector_ * SumsSize();
   }
+  // Where the vector of these outputs begins.
+  std::int64_t VectorAt(std::int64_t output) const {
+    return dz_in_place_ ? groups_.VectorInside<A>(output) : output;
+  }
 
   void AddBand(const PlaneBand& band, const Range& outputs, A* sums,
                A* plane) const {
-    A* const gathered = plane + p_.Size<A>();
-    Gather(g_.dz, g_.dz_map, band.n, g_.shape.out_h, g_.shape.out_w,
-           {band.i, band.j, outputs.begin, band.rows, band.columns,
-            outputs.end - outputs.begin},
-           gathered, dz_pitch_, band.columns * dz_pitch_);
+    Lines<A> all;
+    if (dz_in_place_) {
+      all = {InPlace(g_.dz.data + g_.dz_map.Offset(band.n, band.i, band.j) +
+                     outputs.begin),
+             g_.dz_map.h, g_.dz_map.w};
+    } else {
+      A* const gathered = plane + p_.Size<A>();
+      all = {gathered, band.columns * dz_pitch_, dz_pitch_};
+      Gather(g_.dz, g_.dz_map, band.n, g_.shape.out_h, g_.shape.out_w,
+             {band.i, band.j, outputs.begin, band.rows, band.columns,
+              outputs.end - outputs.begin},
+             gathered, all.distance, all.pitch);
+    }
     if (num_taps_ > 0) GatherPlane(x_, band, groups_, outputs, p_, plane);
     for (std::int64_t k = outputs.begin; k < outputs.end; k += per_vector_) {
-      const Lines<A> dz{gathered + k - outputs.begin, band.columns * dz_pitch_,
-                        dz_pitch_};
+      const std::int64_t first = VectorAt(k);
+      const Lines<A> dz{all.data + first - outputs.begin, all.pitch,
+                        all.distance};
       if (g_.bias_gradient != nullptr)
         AddSum(band, dz, SumsOf(sums, k) + SumsSize() - kLanesA);
       if (num_taps_ > 0)
-        AddProducts(band, plane + groups_.Source(k - outputs.begin), dz,
+        AddProducts(band, plane + groups_.Source(first - outputs.begin), dz,
                     SumsOf(sums, k));
       if (g_.side_input_gradient != nullptr)
-        WriteBack(band, dz, k, Min(outputs.end - k, per_vector_));
+        WriteBack(band, dz, first, Min(outputs.end - first, per_vector_));
     }
   }
 
@@ -209,10 +225,10 @@ class SmallGroupsFilterGradientWork {
     const EvenParts parts(end - begin, Max(kPixelsPerSum / band.columns, 1));
     const std::int64_t step =
         taps.PerRow() > 1 ? taps.taps[1].w - taps.taps[0].w : 1;
-    const std::int64_t pitch = x_.stride_h * p_.RowPitch();
+    const std::int64_t pitch = x_.stride_h * p_.row_pitch;
     const std::int64_t sums_tap = groups_.in * kLanesA;
     for (std::int64_t k = 0; k < groups_.in; ++k) {
-      const TapSums<A> to{taps.RowStep() * p_.RowPitch(), step * p_.pitch,
+      const TapSums<A> to{taps.RowStep() * p_.row_pitch, step * p_.pitch,
                           sums + first * sums_tap + k * kLanesA,
                           taps.PerRow() * sums_tap, sums_tap};
       for (std::int64_t part = 0; part < parts.count(); ++part) {
@@ -253,8 +269,10 @@ class SmallGroupsFilterGradientWork {
       Vec<A> sum = Load(from);
       for (std::int64_t s = 1; s < slices_; ++s)
         sum += Load(from + s * SliceSize());
-      StoreAsPartial(to + k, sum,
-                     static_cast<int>(Min(groups_.Outputs() - k, per_vector_)));
+      const std::int64_t first = VectorAt(k);
+      StoreAsPartial(
+          to + first, sum,
+          static_cast<int>(Min(groups_.Outputs() - first, per_vector_)));
     }
   }
 
@@ -263,8 +281,9 @@ class SmallGroupsFilterGradientWork {
   const Groups groups_;
   const std::int64_t per_vector_, num_taps_;
   const PlanePlan p_;
+  const bool dz_in_place_;
   const std::int64_t slices_;
-  std::int64_t dz_pitch_, dz_size_;
+  std::int64_t dz_pitch_;
   A* sums_;
   WorkerPlanes<A> planes_;
   IntVec<A> indices_[kLanesA];

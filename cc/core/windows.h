@@ -53,6 +53,12 @@ struct Windows {
     return stride_w * map.w % kSetPeriod == 0;
   }
 
+  // Where in memory the window of a grid pixel begins, which may be outside.
+  TFO_INLINE std::int64_t WindowAt(std::int64_t n, std::int64_t i,
+                                   std::int64_t j) const {
+    return map.Offset(n, i * stride_h + taps.min_h, j * stride_w + taps.min_w);
+  }
+
   // What lies behind the band that begins at source pixel (h, w) of image n,
   // for a time of `steps` tiles.
   TFO_INLINE Lookahead<T> After(const Bands& bands, std::int64_t n,
