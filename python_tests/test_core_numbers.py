@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import sliding_window_view
 
 from tf_fused_ops import _core
 
@@ -112,3 +113,35 @@ def test_what_is_beside_infinite_numbers_stays_the_same(core_isa):
     after = product(a, b)
     assert not np.isfinite(after[3]).any()
     np.testing.assert_array_equal(np.delete(after, 3, 0), np.delete(before, 3, 0))
+
+
+@pytest.mark.parametrize("channels", [17, 48])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_infinite_numbers_stay_with_their_tap(dtype, channels, core_isa):
+    """Rows of taps that fill no whole steps of a tile: what follows them adds nothing."""
+    x = normal(1, 9, 40, channels)
+    filters = normal(3, 3, channels, 40, seed=1)
+    # What follows the first and the second row of taps, and the last one.
+    filters[1, 0, 1, 7], filters[2, 0, 0, 30] = np.inf, np.nan
+    x[0, 3, 13, 0], x[0, 5, 33, 1] = -np.inf, np.nan
+    x, filters = x.astype(dtype), filters.astype(dtype)
+    shape = _core.ConvShape(
+        batch=1,
+        in_size=(9, 40),
+        in_c=channels,
+        out_size=(7, 38),
+        out_c=40,
+        kernel=(3, 3),
+    )
+    y, _ = _core.conv_forward(shape, x, filters, save_pre_activation=False)
+    windows = sliding_window_view(x.astype("float64"), (3, 3), axis=(1, 2))
+    with np.errstate(invalid="ignore"):
+        expected = np.einsum("nijcrs,rsck->nijk", windows, filters.astype("float64"))
+    assert 0 < np.isfinite(expected).sum() < expected.size
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(y.astype("float64")), np.isinf(expected))
+    finite = np.isfinite(expected)
+    tolerance = 1e-5 if dtype == "float32" else 1e-2
+    np.testing.assert_allclose(
+        y[finite].astype("float64"), expected[finite], rtol=tolerance, atol=60 * tolerance
+    )

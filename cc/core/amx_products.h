@@ -33,7 +33,8 @@ class AmxProducts {
  public:
   using In = InPlanes<const E, kPlanes<E>>;
 
-  // What a step multiplies: `depth` columns of a and rows of b.
+  // What a step multiplies: `depth` columns of a and rows of b, and beside
+  // them, up to the registers' width, zeros and numbers.
   struct Operands {
     In a;
     std::int64_t a_pitch;

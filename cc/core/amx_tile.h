@@ -49,7 +49,7 @@ class AmxTile {
               {a, t_.a_plane}, pitch, {b, t_.b_plane}, t_.b_stride, depth});
         }
         if (k > 0) {
-          step(PadStep({a, t_.a_plane}, pitch, {b, t_.b_plane}, k, depth));
+          step(PadStep(s, {a, t_.a_plane}, pitch, {b, t_.b_plane}, k, depth));
           b += k * t_.b_stride;
         }
       }
@@ -189,24 +189,30 @@ class AmxTile {
     }
   };
 
-  // A step of `k` operands, fewer than the registers are wide.
-  TFO_INLINE Operands PadStep(In a, std::int64_t a_pitch, In b, std::int64_t k,
-                              std::int64_t depth) {
-    const auto some = static_cast<__mmask16>((1u << k) - 1);
-    for (int plane = 0; plane < kPlanes<E>; ++plane) {
-      for (int i = 0; i < upper_ + lower_; ++i) {
-        _mm512_store_si512(
-            a_ + plane * kRegistersOfA + i * kAmxDepth,
-            _mm512_maskz_loadu_epi32(some, a[plane] + i * a_pitch));
+  // A step of `k` operands, fewer than the registers are wide, which end a
+  // segment. Its columns of a are copied once, if there is room for them. Zero
+  // times what is no number is mended with the rest of that.
+  TFO_INLINE Operands PadStep(std::int64_t segment, In a, std::int64_t a_pitch,
+                              In b, std::int64_t k, std::int64_t depth) {
+    const std::int64_t place = Min(segment, kAmxSteps - 1);
+    const In padded{a_ + place * kPlanes<E> * kRegistersOfA, kRegistersOfA};
+    if (segment >= num_padded_) {
+      num_padded_ = Min(segment + 1, kAmxSteps - 1);
+      const auto some = static_cast<__mmask16>((1u << k) - 1);
+      for (int plane = 0; plane < kPlanes<E>; ++plane) {
+        E* const to = a_ + (place * kPlanes<E> + plane) * kRegistersOfA;
+        for (int i = 0; i < upper_ + lower_; ++i) {
+          _mm512_store_si512(
+              to + i * kAmxDepth,
+              _mm512_maskz_loadu_epi32(some, a[plane] + i * a_pitch));
+        }
       }
     }
+    if (kSplit && t_.b_goes_on) return {padded, kAmxDepth, b, t_.b_stride, k};
     std::int64_t rows[kAmxDepth];
     for (int i = 0; i < k; ++i) rows[i] = i * t_.b_stride;
-    return {{a_, kRegistersOfA},
-            kAmxDepth,
-            CopyB(b, rows, static_cast<int>(k), depth),
-            kSumsStride,
-            depth};
+    return {padded, kAmxDepth, CopyB(b, rows, static_cast<int>(k), depth),
+            kSumsStride, k};
   }
 
   // `count` rows of b, and zero behind them.
@@ -418,6 +424,7 @@ class AmxTile {
   alignas(64) E b_[kPlanes<E> * kAmxDepth * kSumsStride];
   std::int64_t rows_[kAmxSteps][kAmxDepth];
   int counts_[kAmxSteps];
+  std::int64_t num_padded_ = 0;  // segments whose ends are in a_
   RowBlock blocks_[2 * kAmxRows];
   int num_blocks_ = 0;
   alignas(64) float sums_[2 * kSumsPanel];

@@ -138,7 +138,7 @@ std::int64_t PackedBytes(const ConvForwardArgs& args, const Scratch& scratch) {
   if (pass.algorithm == Algorithm::kWinograd)
     return WinogradFiltersSize<T>(s.in_c, s.out_c) * sizeof(A);
   const std::int64_t rows = s.kernel_h * s.kernel_w * NumOperands<E>(s.in_c);
-  return NumPanels<A>(s.out_c) * kTileColumns<A> * rows * kOperandBytes<E>;
+  return PackedSize<T>(rows, s.out_c) * sizeof(E);
 }
 
 template <class T>

@@ -198,10 +198,9 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
   E* own = scratch.Allocate<E>(p.WorkerOperands() * parallel.num_workers);
   A* own_sums = scratch.Allocate<A>(p.WorkerSums() * parallel.num_workers);
   if (own == nullptr || own_sums == nullptr) return false;
-  const std::int64_t packed_size = p.panels * num_rows * kColumns;
   const E* packed = static_cast<const E*>(c.packed);
   if (packed == nullptr && !p.late) {
-    E* to = scratch.Allocate<E>(kPlanes<E> * packed_size);
+    E* to = scratch.Allocate<E>(PackedSize<T>(num_rows, c.out_channels));
     if (to == nullptr) return false;
     PackFilters(c.filters, c.filter_map, x.taps, x.channels, c.out_channels, to,
                 parallel);
@@ -329,7 +328,9 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
           kColumns,
           &prefetch};
       tile.a_plane = p.BandSize();
-      tile.b_plane = p.late ? p.BlockSize() : packed_size;
+      tile.b_plane =
+          p.late ? p.BlockSize() : PackedPlane<T>(num_rows, c.out_channels);
+      tile.b_goes_on = !p.late;
       tile.runs = to.runs;
       tile.num_runs = to.num_runs;
       prefetch.Clear();

@@ -43,8 +43,7 @@ class DenseInputGradient {
     Tap tap{0, 0, 0};
     TapList taps{&tap};
     taps.Add(tap);
-    packed_size_ = NumPanels<A>(channels_) * depth_ * kColumns;
-    E* packed = scratch.Allocate<E>(kPlanes<E> * packed_size_);
+    E* packed = scratch.Allocate<E>(PackedSize<T>(depth_, channels_));
     segments_ = scratch.Allocate<Segment>(num_panels_);
     if (packed == nullptr || segments_ == nullptr) return false;
     PackFilters(filters, map, taps, s.out_c, channels_, packed, parallel);
@@ -87,7 +86,8 @@ class DenseInputGradient {
                                  kColumns,
                                  &prefetch};
         operands.a_plane = size();
-        operands.b_plane = packed_size_;
+        operands.b_plane = PackedPlane<T>(depth_, channels_);
+        operands.b_goes_on = true;
         const bool in_tile = epilogue_.LeaveToTile(at, c, columns, &operands);
         if (in_tile) operands.JoinPanels(rest, depth_ * kColumns);
         const std::int64_t width = operands.num_panels * kColumns;
@@ -103,7 +103,7 @@ class DenseInputGradient {
 
  private:
   Epilogue<T> epilogue_;
-  std::int64_t channels_, depth_, num_panels_, panel_size_, packed_size_;
+  std::int64_t channels_, depth_, num_panels_, panel_size_;
   const E* packed_;
   Segment* segments_;
 };

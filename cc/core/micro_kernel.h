@@ -113,6 +113,8 @@ struct TileOperands {
   int num_panels = 1;
   std::int64_t b_panel = 0;                // from one panel of b to the next
   std::int64_t c_panel = kTileColumns<A>;  // likewise of c and start
+  // Whether numbers follow behind the rows of a segment: they may be read.
+  bool b_goes_on = false;
   // Where a segment's rows of b begin; null: behind those of the one before.
   const std::int64_t* b_offset = nullptr;
   // From one plane to the next.

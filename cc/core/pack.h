@@ -132,6 +132,23 @@ void PackRows(const T* filters, const FilterMap& map, const TapList& list,
   }
 }
 
+// Rows of zero behind filters that are packed whole.
+template <class E>
+constexpr std::int64_t kRowsBehind = kPlanes<E> > 1 ? 15 : 0;
+
+// Of the filters' rows, in operands: a plane, and all planes and what follows.
+template <class T>
+TFO_INLINE std::int64_t PackedPlane(std::int64_t rows, std::int64_t columns) {
+  using A = Accumulator<T>;
+  return NumPanels<A>(columns) * kTileColumns<A> * rows;
+}
+template <class T>
+TFO_INLINE std::int64_t PackedSize(std::int64_t rows, std::int64_t columns) {
+  using E = Operand<T>;
+  return kPlanes<E> * PackedPlane<T>(rows, columns) +
+         kRowsBehind<E> * kTileColumns<Accumulator<T>>;
+}
+
 // Packs the matrices of all taps: panel p holds the rows of all taps, each of
 // kTileColumns operands, and a plane all panels.
 template <class T>
@@ -142,7 +159,9 @@ void PackFilters(const T* filters, const FilterMap& map, const TapList& list,
   constexpr int width = kTileColumns<A>;
   const std::int64_t rows = NumOperands<Operand<T>>(channels);
   const std::int64_t panel_stride = list.count * rows * width;
-  const OperandsIn<Operand<T>> to{packed, NumPanels<A>(columns) * panel_stride};
+  const std::int64_t plane = PackedPlane<T>(list.count * rows, columns);
+  const OperandsIn<Operand<T>> to{packed, plane};
+  Zero(packed + kPlanes<Operand<T>> * plane, kRowsBehind<Operand<T>> * width);
   constexpr std::int64_t kPart = 8 * width;
   const std::int64_t groups = CeilDiv(columns, kPart);
   auto task = [&](std::int64_t index, int) {
