@@ -81,6 +81,19 @@ CASES = [
     (2, (9, 50), 2, 40, (3, 3), (1, 3), (1, 1), (1, 1, 1, 1)),
     (1, (9, 61), 4, 33, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)),
     (1, (9, 60), 4, 33, (3, 3), (2, 2), (2, 2), (2, 2, 2, 2)),
+    # Windows that stand side by side: on the whole image, but for a margin, only along a line.
+    (2, (8, 12), 5, 24, (4, 4), (4, 4), (1, 1), (0, 0, 0, 0)),
+    (1, (8, 13), 5, 24, (4, 4), (4, 4), (1, 1), (0, 0, 0, 0)),
+    (1, (9, 12), 3, 20, (3, 4), (2, 4), (1, 1), (1, 0, 1, 0)),
+    (2, (1, 24), 7, 20, (1, 3), (1, 3), (1, 1), (0, 0, 0, 0)),
+    # Pixels between the strides that are columns of a product: all of them together, several lines
+    # and panels, of whole panels each, some without a tap, of sums in parts.
+    (1, (20, 66), 3, 20, (7, 7), (2, 2), (1, 1), (2, 2, 3, 3)),
+    (2, (6, 40), 16, 20, (2, 2), (2, 2), (1, 1), (0, 0, 0, 0)),
+    (1, (6, 42), 35, 40, (2, 3), (2, 3), (1, 1), (0, 0, 0, 0)),
+    (1, (20, 36), 3, 9, (11, 11), (4, 4), (1, 1), (2, 2, 2, 2)),
+    (1, (9, 12), 2, 17, (5, 4), (1, 3), (1, 1), (2, 1, 2, 1)),
+    (1, (8, 6), 6, 1100, (3, 3), (2, 2), (1, 1), (0, 0, 1, 1)),
     # Channels that are groups of their own: several vectors and a part of one, windows larger than
     # the image or beside it, strides and dilations, more rows than a band has, one tap, no pixels.
     (2, (9, 11), 40, 40, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 40),
@@ -346,11 +359,13 @@ def test_streaming_changes_no_bit(out_c, dtype, core_isa, streamed):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", [24, 40, 64])
-def test_streaming_changes_no_bit_of_channels_of_their_own(channels, dtype, core_isa, streamed):
-    """Input gradients are written for every other pixel, of which not each may begin a line."""
-    case = Case(
-        (2, (9, 20), channels, channels, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), channels), dtype
-    )
+@pytest.mark.parametrize(("size", "depthwise"), [((9, 20), True), ((9, 21), False)])
+def test_streaming_changes_no_bit_of_every_other_pixel(
+    size, depthwise, channels, dtype, core_isa, streamed
+):
+    """Which input gradients with strides are written to, and of which not each begins a line."""
+    groups = channels if depthwise else 1
+    case = Case((2, size, channels, channels, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), groups), dtype)
     operands = (case.shape(), case.input, case.filters)
 
     def results():

@@ -110,8 +110,8 @@ def test_few_channels_are_broadcast():
 
 
 def test_input_gradients_of_few_channels_are_broadcast():
-    """Panels of the filters alone would take more."""
-    _, taken = _core.conv_scratch_bytes(shape(2, 56, 1, 64, 7, 2))
+    """Panels of the filters alone would take more. Blocks of 2x2 pixels do not fill the image."""
+    _, taken = _core.conv_scratch_bytes(shape(2, 57, 1, 64, 7, 2))
     assert taken < filter_bytes(64, 1, 7)
 
 
@@ -140,6 +140,18 @@ def test_channels_of_their_own_are_not_gathered():
     assert forward < filters + 4096
     assert few > 16 * 62 * 4 * 4
     assert gradient < 32 * filters + 640 * 1024
+
+
+@pytest.mark.parametrize("channels", [3, 48])
+def test_windows_side_by_side_are_pixels_of_more_channels(channels):
+    """The lines of an 8x4 window of three channels: one pixel of twelve each."""
+    sizes = {"batch": 2, "out_c": 40, "out_size": (7, 7)}
+    shapes = (
+        {"in_size": (56, 28), "in_c": channels, "kernel": (8, 4), "strides": (8, 4)},
+        {"in_size": (56, 7), "in_c": 4 * channels, "kernel": (8, 1), "strides": (8, 1)},
+    )
+    window, line = (_core.conv_scratch_bytes(_core.ConvShape(**sizes, **s)) for s in shapes)
+    assert window == line
 
 
 def test_small_images_are_gathered_together():

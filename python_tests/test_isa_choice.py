@@ -14,16 +14,20 @@ pytestmark = pytest.mark.skipif(
     reason="no AMX, or TF_FUSED_OPS_ISA names another",
 )
 
-# in_c, out_c, kernel, strides: whether output and gradients are computed with AMX.
+# in_c, out_c, kernel, strides: whether output, filter gradient and input gradient are computed with
+# AMX; None: neither instruction set cuts anything for it.
 CHOICES = [
-    ((64, 128, 1, 1), (True, False)),
-    ((64, 256, 1, 1), (True, True)),
-    ((128, 512, 1, 1), (True, True)),
-    ((256, 64, 1, 1), (False, True)),
-    ((64, 32, 1, 1), (False, False)),
-    ((32, 32, 3, 1), (True, True)),
-    ((32, 16, 3, 2), (False, False)),
-    ((4, 64, 7, 1), (True, False)),
+    ((64, 128, 1, 1), (True, False, False)),
+    ((64, 256, 1, 1), (True, True, True)),
+    ((128, 512, 1, 1), (True, True, True)),
+    ((256, 64, 1, 1), (False, True, True)),
+    ((64, 32, 1, 1), (False, False, False)),
+    ((32, 32, 3, 1), (True, True, True)),
+    ((32, 16, 3, 2), (False, False, False)),
+    ((4, 64, 7, 1), (True, False, None)),
+    ((3, 64, 7, 2), (True, False, True)),
+    ((2, 64, 3, 2), (True, False, False)),
+    ((64, 128, 3, 2), (True, False, True)),
 ]
 
 
@@ -32,30 +36,34 @@ def _computed(case, x, filters, dy, isa):
     _core.set_isa(isa)
     shape = launchers.conv_problem(_core, case).shape
     y, _ = _core.conv_forward(shape, x, filters, save_pre_activation=False)
-    _, dw, *_ = _core.conv_gradient(shape, dy, x, filters)
+    dx, dw, *_ = _core.conv_gradient(shape, dy, x, filters)
     _core.set_isa(best)
-    return y, dw
+    return y, dw, dx
 
 
 @pytest.mark.parametrize(("sizes", "expected"), CHOICES, ids=str)
 def test_numbers_that_meet_few_others_are_not_cut(sizes, expected):
     in_c, out_c, kernel, stride = sizes
-    case = ConvCase(2, (11, 9), in_c, out_c, (kernel, kernel), (stride, stride))
+    case = ConvCase(2, (12, 10), in_c, out_c, (kernel, kernel), (stride, stride))
     random = np.random.default_rng(0)
     x, filters, dy = (
         random.normal(size=size).astype("float32")
         for size in (
-            (2, 11, 9, in_c),
+            (2, 12, 10, in_c),
             (kernel, kernel, in_c, out_c),
             (2, *case.output_image(), out_c),
         )
     )
-    w = tf.constant(filters)
+    image, w = tf.constant(x), tf.constant(filters)
     with tf.GradientTape() as tape:
-        tape.watch(w)
-        y = tfo.conv2d_bias_act(x, w, np.zeros(out_c, "float32"), stride, activation="none")
-    actual = y, tape.gradient(y, w, dy)
+        tape.watch([w, image])
+        y = tfo.conv2d_bias_act(image, w, np.zeros(out_c, "float32"), stride, activation="none")
+    actual = y, *tape.gradient(y, [w, image], dy)
     by_isa = {isa: _computed(case, x, filters, dy, isa) for isa in ("amx", "avx512")}
     for i, with_amx in enumerate(expected):
+        if with_amx is None:
+            np.testing.assert_array_equal(actual[i], by_isa["amx"][i])
+            np.testing.assert_array_equal(actual[i], by_isa["avx512"][i])
+            continue
         assert np.array_equal(actual[i], by_isa["amx"][i]) == with_amx
         assert np.array_equal(actual[i], by_isa["avx512"][i]) != with_amx

@@ -45,6 +45,20 @@ inline ConvShape MatMulShape(std::int64_t batch, std::int64_t m, std::int64_t k,
           1,     1, 1, 1, 0, 0, transpose_a, false, transpose_b};
 }
 
+// The same convolution where windows stand side by side along a line, as those
+// of a patch embedding do: their lines are pixels of as many channels.
+inline __attribute__((always_inline)) ConvShape
+JoinLinesOfWindows(ConvShape s) {
+  if (s.kernel_w == s.stride_w && s.dilation_w == 1 && s.pad_left == 0 &&
+      s.in_w == s.out_w * s.stride_w && s.groups == 1 &&
+      !s.input_channels_first && !s.filters_transposed) {
+    s.in_c *= s.kernel_w;
+    s.in_w = s.out_w;
+    s.kernel_w = s.stride_w = 1;
+  }
+  return s;
+}
+
 // y = activation(z * scale + bias + side_input). Null pointers: no scale, no
 // bias, no side input, pre-activation not wanted, filters not packed yet.
 struct ConvForwardArgs {

@@ -1,3 +1,4 @@
+#include "cc/core/block_taps.h"
 #include "cc/core/few_channels.h"
 #include "cc/core/few_rows.h"
 #include "cc/core/filter_gradient.h"
@@ -21,46 +22,81 @@ struct InputGradientOperands {
   bool winograd;  // whether Winograd's algorithm may be used
 };
 
-// The displacements in dz that `block` neighbouring pixels of x meet, along one
-// axis and without dilation.
-TFO_INLINE Range BlockTaps(std::int64_t block, std::int64_t kernel,
-                           std::int64_t stride, std::int64_t pad) {
-  const std::int64_t reach = kernel - 1 - pad;
-  return {reach > 0 ? -(reach / stride) : CeilDiv(-reach, stride),
-          (block - 1 + pad) / stride + 1};
+// Whether the pixels between the strides have so few channels that these, of
+// neighbouring blocks, are best taken for columns (measured with AVX-512, 3
+// channels: 0.7 of the time that they take stride by stride).
+template <class A>
+bool BlocksAreFewChannels(const ConvShape& s) {
+  return s.groups == 1 && s.dilation_h == 1 && s.dilation_w == 1 &&
+         s.stride_h * s.stride_w * s.in_c <= kTileColumns<A> &&
+         PixelsFillVectors<A>(s.in_c, CeilDiv(s.in_w, s.stride_w));
 }
 
 // The pixels of x that are best computed together: those between the strides,
-// if they have few channels (measured with AVX-512, 3 channels: 0.7 of the time
-// that they take stride by stride), and 1 x 1 otherwise. Taps that some of the
-// pixels lack are included.
+// or 1 x 1. Taps that some of the pixels lack are included.
 template <class A>
 PixelBlock ChooseBlock(const ConvShape& s, const AddressMap& map) {
   PixelBlock block{1, 1, s.in_c, s.in_h, s.in_w, map.h, map.c};
-  if (s.groups == 1 && s.dilation_h == 1 && s.dilation_w == 1 &&
-      s.stride_h * s.stride_w * s.in_c <= kTileColumns<A> &&
-      PixelsFillVectors<A>(s.in_c, CeilDiv(s.in_w, s.stride_w))) {
+  if (BlocksAreFewChannels<A>(s) || BlocksFillVectors(s, kLanes<A>)) {
     block.h = s.stride_h;
     block.w = s.stride_w;
   }
   return block;
 }
 
+// The same by the tiles of the engine, with filters that are zero where a pixel
+// lacks a tap. Of `taps`, each has a matrix of its own.
+template <class T>
+bool CorrelateBlocks(const InputGradientOperands<T>& g, const ConvShape& s,
+                     const PixelBlock& block, const TapList& taps,
+                     const Parallel& parallel, const Scratch& scratch) {
+  const std::int64_t columns = block.Pixels() * s.in_c;
+  const FilterMap map{1, s.out_c, columns * s.out_c};
+  T* const filters = scratch.Allocate<T>(taps.count * map.matrix);
+  if (filters == nullptr) return false;
+  auto copy = [&](std::int64_t i, int) {
+    T* to = filters + i * s.in_c * map.column;
+    if (block.filters[i] < 0) return Zero(to, s.in_c * map.column);
+    const T* from = g.filters + block.filters[i] * g.filter_map.matrix;
+    for (std::int64_t c = 0; c < s.in_c; ++c, from += g.filter_map.column) {
+      for (std::int64_t k = 0; k < s.out_c; ++k)
+        *to++ = from[k * g.filter_map.row];
+    }
+  };
+  ParallelFor(parallel, taps.count * block.Pixels(), s.in_c * map.column, copy);
+  Correlation<T> c{
+      {g.dz, g.dz_map, s.batch, s.out_h, s.out_w, s.out_c, taps, 1, 1,
+       s.in_h / block.h, s.in_w / block.w},
+      columns,
+      filters,
+      map,
+      {g.dx,
+       nullptr,
+       nullptr,
+       nullptr,
+       Activation::kNone,
+       0,
+       {g.x_map.batch, g.x_map.h * block.h, g.x_map.w * block.w, 1}}};
+  c.epilogue.columns_together = block.LineSize();
+  c.epilogue.columns_pitch = g.x_map.h;
+  return CorrelateInParts(c, parallel, scratch);
+}
+
 template <class T>
 bool InputGradientInBlocks(const InputGradientOperands<T>& g,
                            const ConvShape& s, PixelBlock block,
                            const Parallel& parallel, const Scratch& scratch) {
-  const Range rows = BlockTaps(block.h, s.kernel_h, s.stride_h, s.pad_top);
-  const Range columns = BlockTaps(block.w, s.kernel_w, s.stride_w, s.pad_left);
-  const std::int64_t count =
-      (rows.end - rows.begin) * (columns.end - columns.begin);
+  using A = Accumulator<T>;
+  const BlockTaps rows(block.h, s.kernel_h, s.stride_h, s.pad_top);
+  const BlockTaps columns(block.w, s.kernel_w, s.stride_w, s.pad_left);
+  const std::int64_t count = rows.count() * columns.count();
   TapList taps{scratch.Allocate<Tap>(count)};
   auto* filters = scratch.Allocate<std::int64_t>(count * block.Pixels());
   if (taps.taps == nullptr || filters == nullptr) return false;
   std::int64_t* filter = filters;
   for (std::int64_t h = rows.begin; h < rows.end; ++h) {
     for (std::int64_t w = columns.begin; w < columns.end; ++w) {
-      taps.Add({h, w, 0});
+      taps.Add({h, w, taps.count});
       for (std::int64_t p = 0; p < block.Pixels(); ++p) {
         const std::int64_t r = p / block.w + s.pad_top - h * s.stride_h;
         const std::int64_t c = p % block.w + s.pad_left - w * s.stride_w;
@@ -71,6 +107,10 @@ bool InputGradientInBlocks(const InputGradientOperands<T>& g,
     }
   }
   block.filters = filters;
+  if (BlocksFillVectors(s, kLanes<A>) &&
+      (kTransposesRows<Operand<T>> || !BlocksAreFewChannels<A>(s))) {
+    return CorrelateBlocks(g, s, block, taps, parallel, scratch);
+  }
   return CorrelateFewChannels<T>(
       {{g.dz, g.dz_map, s.batch, s.out_h, s.out_w, s.out_c, taps, 1, 1,
         CeilDiv(s.in_h, block.h), CeilDiv(s.in_w, block.w)},

@@ -345,7 +345,8 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
       bool in_tile = false;
       if (finishes) {
         in_tile = epilogue.LeaveToTile(to.at, channel, num_columns, &tile);
-        if (in_tile && starts) tile.JoinPanels(columns, panel_stride);
+        if (in_tile && starts)
+          tile.JoinPanels(epilogue.ColumnsFrom(channel, columns), panel_stride);
         if (band_moments != nullptr) tile.moments = band_moments + panel;
         for (int run = 0; run < to.num_runs; ++run) {
           epilogue.Prefetch(
@@ -448,9 +449,10 @@ bool CorrelateInParts(const Correlation<T>& c, const Parallel& parallel,
   return true;
 }
 
-// A 1x1 convolution of stride 1 sees pixels, not images: one row of them, over
-// all images where both tensors allow it.
-TFO_INLINE ConvShape Flatten(ConvShape s) {
+// Joins the lines of windows. A 1x1 convolution of stride 1 then sees pixels,
+// not images: one row of them, over all images where both tensors allow it.
+TFO_INLINE ConvShape Flatten(const ConvShape& shape) {
+  ConvShape s = JoinLinesOfWindows(shape);
   if (s.kernel_h != 1 || s.kernel_w != 1 || s.stride_h != 1 ||
       s.stride_w != 1 || s.pad_top != 0 || s.pad_left != 0 ||
       s.in_h != s.out_h || s.in_w != s.out_w) {

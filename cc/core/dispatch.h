@@ -35,10 +35,13 @@ struct Kernels {
 // TF_FUSED_OPS_ISA or SetIsa says otherwise.
 const Kernels& ActiveKernels();
 
-// The same for a convolution, or for its gradients: where that table is AMX's,
-// those whose numbers meet few others are better left to AVX-512.
+// The same for a convolution: where that table is AMX's, those whose numbers
+// meet few others are better left to AVX-512.
 const Kernels& ForwardKernels(DType dtype, const ConvShape& shape);
-const Kernels& GradientKernels(DType dtype, const ConvShape& shape);
+// Its gradients, each by the table that is best for it. False when scratch
+// memory ran out.
+bool ComputeConvGradient(const ConvGradientArgs& args, const Parallel& parallel,
+                         const Scratch& scratch);
 
 // Selects "portable", "avx2", "avx512", "avx512_bf16" or "amx" for the calls
 // that follow. False, and nothing changes, if the name is unknown or the CPU

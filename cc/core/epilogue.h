@@ -46,12 +46,15 @@ struct Epilogue {
   const T* scale = nullptr;  // of the product, before the bias; null: one
   bool partial = false;      // y is added to: it is read soon
   bool stream = false;       // whole vectors bypass the caches
+  // Columns that lie together, and from these to the next ones: those of a line
+  // of pixels that a row of the product stands for. Zero: all do.
+  std::int64_t columns_together = 0, columns_pitch = 0;
   // Scale and bias as tiles read them.
   const Accumulator<T>* tile_scale = nullptr;
   const Accumulator<T>* tile_bias = nullptr;
 
   // Whether `size` elements of output are better stored past the caches: they
-  // are more than fit, and rows begin at a cache line.
+  // are more than fit, and pixels begin at a cache line.
   TFO_INLINE bool ShouldStream(std::int64_t size) const {
     constexpr std::int64_t kLine = 64 / sizeof(T);
     const auto address = reinterpret_cast<std::uintptr_t>(y) |
@@ -60,14 +63,31 @@ struct Epilogue {
     const std::int64_t least = pre_activation == nullptr
                                    ? StreamedBytes()
                                    : Min(StreamedBytes(), kStreamedUnread);
+    const std::int64_t pitches =
+        map.batch | map.h | map.w | columns_together | columns_pitch;
     return !partial && size * static_cast<std::int64_t>(sizeof(T)) >= least &&
-           map.c == 1 && map.w % kLine == 0 && address % 64 == 0;
+           map.c == 1 && pitches % kLine == 0 && address % 64 == 0;
+  }
+
+  // Where a column lies, and how many from there on.
+  TFO_INLINE std::int64_t ColumnAt(std::int64_t channel) const {
+    return columns_together == 0 ? channel * map.c
+                                 : channel / columns_together * columns_pitch +
+                                       channel % columns_together;
+  }
+  TFO_INLINE std::int64_t ColumnsFrom(std::int64_t channel,
+                                      std::int64_t columns) const {
+    return columns_together == 0
+               ? columns
+               : Min(columns, columns_together - channel % columns_together);
   }
 
   // Whether tiles can write their own sums to y, since no more than scale,
   // bias, side input and relu is to be done: a pass through memory less.
   TFO_INLINE bool FitsTile() const {
-    return kTilesHold<T> && map.c == 1 && pre_activation == nullptr &&
+    return kTilesHold<T> && map.c == 1 &&
+           columns_together % kTileColumns<Accumulator<T>> == 0 &&
+           pre_activation == nullptr &&
            (activation == Activation::kNone || activation == Activation::kRelu);
   }
 
@@ -91,12 +111,12 @@ struct Epilogue {
                               TileOperands<Operand<T>>* tile) const {
     if constexpr (kTilesHold<T>) {
       if (FitsTile() && columns % kLanes<Accumulator<T>> == 0) {
-        tile->y = y + at + channel;
+        at += ColumnAt(channel);
+        tile->y = y + at;
         tile->y_stride = map.w;
         tile->scale = tile_scale == nullptr ? nullptr : tile_scale + channel;
         tile->bias = tile_bias == nullptr ? nullptr : tile_bias + channel;
-        tile->side_input =
-            side_input == nullptr ? nullptr : side_input + at + channel;
+        tile->side_input = side_input == nullptr ? nullptr : side_input + at;
         tile->relu = activation == Activation::kRelu;
         tile->stream = stream;
         return true;
@@ -110,8 +130,9 @@ struct Epilogue {
                            std::int64_t columns, PrefetchList* list) const {
     if (map.c != 1) return;
     constexpr int kLine = 64 / sizeof(T);
-    at += channel;
-    for (const std::int64_t end = at + columns; at < end; at += kLine) {
+    at += ColumnAt(channel);
+    for (const std::int64_t end = at + ColumnsFrom(channel, columns); at < end;
+         at += kLine) {
       if (!stream) {
         list->Add(y + at, rows, map.w * sizeof(T));
         if (pre_activation != nullptr)
@@ -224,14 +245,18 @@ template <class T>
 void WriteTile(const Epilogue<T>& epilogue, std::int64_t at,
                std::int64_t channel, const Accumulator<T>* tile, int rows,
                int columns) {
-  at += channel * epilogue.map.c;
   WithActivation(epilogue.activation, [&](auto activation) {
     const EpilogueWriter<T, decltype(activation)::value> writer{
         epilogue, Splat(epilogue.alpha)};
-    if (epilogue.map.c == 1) {
-      writer.Rows(at, channel, tile, rows, columns);
-    } else {
-      writer.Columns(at, channel, tile, rows, columns);
+    if (epilogue.map.c != 1) {
+      return writer.Columns(at + epilogue.ColumnAt(channel), channel, tile,
+                            rows, columns);
+    }
+    for (std::int64_t k = 0; k < columns;) {
+      const std::int64_t count = epilogue.ColumnsFrom(channel + k, columns - k);
+      writer.Rows(at + epilogue.ColumnAt(channel + k), channel + k, tile + k,
+                  rows, static_cast<int>(count));
+      k += count;
     }
   });
 }

@@ -30,9 +30,8 @@ class CpuEngine {
   static absl::Status Gradient(tensorflow::OpKernelContext* ctx,
                                const tfo::ConvGradientArgs& args) {
     ScratchOwner scratch(ctx);
-    const tfo::Kernels& kernels = tfo::GradientKernels(args.dtype, args.shape);
     const bool done =
-        kernels.conv_gradient(args, ParallelOf(ctx), scratch.scratch());
+        tfo::ComputeConvGradient(args, ParallelOf(ctx), scratch.scratch());
     return done ? absl::OkStatus() : OutOfScratch();
   }
 
