@@ -59,6 +59,27 @@ def test_kept_filters_compute_the_same(case, dtype, isa):
     assert_close("y", op(x[:1], w, True), op(x[:1], w, False), dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_filters_of_patches_serve_other_widths(dtype, isa):
+    """Where patches fill the lines, these are pixels of twelve channels, whose order is another."""
+    (w,) = (tf.cast(v / 4, dtype) for v in values((4, 4, 3, 128)))
+
+    def patches(x, constant):
+        return ops.tf_fused_ops_conv2d_bias_act(
+            x,
+            w,
+            bias=[],
+            side_input=[],
+            scale=[],
+            constant_filters=constant,
+            **CONV | {"strides": [1, 4, 4, 1], "padding": "VALID"},
+        ).y
+
+    for width in (40, 42, 40, 42):
+        (x,) = (tf.cast(v / 4, dtype) for v in values((2, 40, width, 3)))
+        assert_close("y", patches(x, True), patches(x, False), dtype)
+
+
 def test_other_filters_are_packed_anew(case):
     op, *shapes = case
     x, w, v = values(*shapes, shapes[1])

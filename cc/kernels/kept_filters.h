@@ -35,9 +35,12 @@ class KeptFilters {
       *out = kept_;
     }
     const bool same = *out != nullptr && (*out)->IsOf(kernels, filters);
-    // There is one order, but for Winograd's algorithm, which not all sizes
-    // use.
-    if (same && !args.winograd) return absl::OkStatus();
+    // There is one order, but for Winograd's algorithm and for windows side by
+    // side, which not all sizes have.
+    const bool one_order =
+        !args.winograd && (args.shape.kernel_w == 1 ||
+                           args.shape.kernel_w != args.shape.stride_w);
+    if (same && one_order) return absl::OkStatus();
     ScratchOwner scratch(ctx);
     const std::int64_t bytes =
         kernels.conv_packed_bytes(args, scratch.scratch());
