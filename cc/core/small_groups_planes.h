@@ -10,6 +10,7 @@ namespace {
 
 // What is gathered at a time.
 constexpr std::int64_t kPlaneBytes = 384 << 10;
+
 // So many groups of `in` channels of the source and `out` of the output.
 struct Groups {
   std::int64_t count, in, out;
