@@ -425,6 +425,21 @@ def test_matmul(sizes, transpose_a, transpose_b, core_isa):
     _assert_close(db, dy.astype(np.float64).sum((0, 1)), TOLERANCE["float32"])
 
 
+def test_pixels_between_strides_come_from_one_product(core_isa):
+    """So zero stands for the taps that some lack, and meets what is infinite."""
+    case = Case((1, (16, 16), 5, 3, (7, 7), (4, 4), (1, 1), (3, 3, 3, 3)))
+    dy = np.zeros_like(case.dy)
+    # Its window are pixels 1 to 7, those of the first two blocks but for pixel 0.
+    dy[0, 1, 1] = np.inf
+    dx, *_ = _core.conv_gradient(case.shape(), dy, case.input, case.filters)
+    assert np.all(np.isnan(dx[0, 0, :8]))
+    assert np.all(dx[0, 8:] == 0)
+    shape = case.shape(input_channels_first=True)
+    dx, *_ = _core.conv_gradient(shape, dy, _channels_first(case.input), case.filters)
+    assert np.all(dx[0, :, 0] == 0)
+    assert not np.isfinite(dx[0, :, 1:8, 1:8]).any()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("kernel", [3, 7])
 def test_channels_of_their_own_are_read_where_they_are(kernel, dtype, core_isa):

@@ -132,7 +132,8 @@ void PackRows(const T* filters, const FilterMap& map, const TapList& list,
   }
 }
 
-// Rows of zero behind filters that are packed whole.
+// Rows of zero behind filters that are packed whole: a segment of one row may
+// be read as a whole step of AMX's, of 16.
 template <class E>
 constexpr std::int64_t kRowsBehind = kPlanes<E> > 1 ? 15 : 0;
 

@@ -133,7 +133,8 @@ bool ReadInPlace(const Source<T>& source, const AddressMap& map,
          g.AreDepthwise() && g.count >= kLanes<A> &&
          (p.portions == 1 || g.FillVectors<A>());
 }
-// There they are.
+
+// They are of the accumulator's type then; null where T is another.
 template <class T>
 TFO_INLINE const Accumulator<T>* InPlace(const T* data) {
   if constexpr (std::is_same_v<T, Accumulator<T>>) return data;
