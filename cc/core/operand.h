@@ -231,18 +231,37 @@ TFO_INLINE void StoreAsPartial(InPlanes<BFloat16, kCount> to, Vec<float> v,
 }
 
 // The upper halves of two vectors' numbers, one behind the other: an
-// instruction, where narrowing either takes two.
+// instruction, where narrowing either takes two. The compiler computes a
+// constant only where it is told to.
+struct OddHalves {
+  alignas(TFO_VECTOR_BYTES) std::uint16_t at[TFO_VECTOR_BYTES / 2]{};
+
+  constexpr OddHalves() {
+    for (int i = 0; i < TFO_VECTOR_BYTES / 2; ++i)
+      at[i] = static_cast<std::uint16_t>(2 * i + 1);
+  }
+};
+constexpr OddHalves kOddHalves;
+
 TFO_INLINE Vec<float> UpperHalves(Vec<float> first, Vec<float> second) {
   typedef std::uint16_t Halves __attribute__((vector_size(TFO_VECTOR_BYTES)));
-  Halves odd{};
-  for (int i = 0; i < TFO_VECTOR_BYTES / 2; ++i)
-    odd[i] = static_cast<std::uint16_t>(2 * i + 1);
+  Halves odd;
+  __builtin_memcpy(&odd, kOddHalves.at, sizeof(odd));
   return BitCast<Vec<float>>(
       __builtin_shuffle(BitCast<Halves>(first), BitCast<Halves>(second), odd));
 }
 
-// Two vectors that follow each other; what the last part has too much is cut
-// off.
+// Two vectors that follow each other.
+TFO_INLINE void StoreAs(BFloat16* to, Vec<float> first, Vec<float> second) {
+#if defined(__AVX512BF16__)
+  const __m512bh both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+  __builtin_memcpy(to, &both, sizeof(both));
+#else
+  StoreAs(to, first);
+  StoreAs(to + kLanes<float>, second);
+#endif
+}
+// What the last part has too much is cut off.
 template <int kCount>
 TFO_INLINE void StoreAs(InPlanes<BFloat16, kCount> to, Vec<float> first,
                         Vec<float> second) {

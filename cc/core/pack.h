@@ -63,8 +63,7 @@ TFO_INLINE OperandVec<E> LoadColumn(const T* from, std::int64_t n) {
     constexpr int lanes = kLanes<float>;
     OperandVec<E> column;
     const auto elements = Elements<E>({reinterpret_cast<E*>(&column), lanes});
-    StoreAs(elements, LoadSome(from, n));
-    StoreAs(elements + lanes, LoadSome(from + lanes, n - lanes));
+    StoreAs(elements, LoadSome(from, n), LoadSome(from + lanes, n - lanes));
     return column;
   }
 }
@@ -99,8 +98,11 @@ void PackPanels(const T* from, const FilterMap& map, std::int64_t rows,
     for (std::int64_t j = 0; j < panels * width; j += lanes) {
       const T* p = from + k + j * map.column;
       OperandVec<E> v[lanes]{};
-      for (std::int64_t i = 0; i < Min(columns - j, lanes); ++i)
-        v[i] = LoadColumn<E>(p + i * map.column, rows - k);
+      for (std::int64_t i = 0; i < Min(columns - j, lanes); ++i) {
+        const T* const column = p + i * map.column;
+        FetchRun(column + lanes * map.column, depth * lanes);
+        v[i] = LoadColumn<E>(column, rows - k);
+      }
       Transpose<A>(v);
       const OperandsIn<E> block =
           to + j / width * panel_stride + k / depth * width + j % width;

@@ -104,8 +104,8 @@ void PairColumns(const float* from, std::int64_t rows, std::int64_t columns,
   constexpr int kColumns = kTileColumns<float>;
   auto elements = Elements<E>(to);
   for (std::int64_t i = 0; i < rows; ++i) {
-    for (int k = 0; k < kColumns; k += kLanes<float>)
-      StoreAs(elements + k, Load(from + k));
+    for (int k = 0; k < kColumns; k += 2 * kLanes<float>)
+      StoreAs(elements + k, Load(from + k), Load(from + k + kLanes<float>));
     if (columns % 2 != 0) Zero(elements + columns, 1);
     from += kColumns;
     elements = elements + kColumns;
