@@ -123,10 +123,11 @@ CorrelationPlan<T> Plan(const Correlation<T>& c, std::int64_t num_workers) {
   const std::int64_t grid = x.batch * x.grid_h * x.grid_w;
   const std::int64_t depth = Max(x.taps.count * channels, 1);
   const std::int64_t work = depth * p.panels * kTileColumns<A>;
+  // Whether sums are the same in whatever tile and band.
+  const bool cut_freely = kTransposesRows<Operand<T>> && c.moments == nullptr;
   const std::int64_t most_wanted =
-      kTransposesRows<Operand<T>> && c.moments == nullptr
-          ? Min(kWantedOfWorker * num_workers, kWantedTasks)
-          : kWantedTasks;
+      cut_freely ? Min(kWantedOfWorker * num_workers, kWantedTasks)
+                 : kWantedTasks;
   const std::int64_t wanted = Max(Min(grid * work / kTaskWork, most_wanted), 1);
   // Tasks differ in panels before bands become small, and in nothing else where
   // tiles are few.
@@ -135,15 +136,26 @@ CorrelationPlan<T> Plan(const Correlation<T>& c, std::int64_t num_workers) {
       x.source.saved != nullptr
           ? wanted
           : CeilDiv(wanted, Max(p.panels / kPanelsPerTask, 1));
-  p.bands = few ? CutIntoBands(x, p.pitch, kFewTiles * kTileRows<Operand<T>>,
-                               kFewPixelsBytes)
-                : CutIntoBands(
-                      x, p.pitch,
-                      Max(CeilDiv(grid, wanted_bands), kTileRows<Operand<T>>),
-                      kBandBytes);
+  const auto cut = [&](std::int64_t pixels, std::int64_t bytes) {
+    return CutIntoBands(x, p.pitch, Max(pixels, kTileRows<Operand<T>>), bytes);
+  };
+  const auto count = [&](const Bands& bands) {
+    return x.batch * bands.down * bands.across;
+  };
+  p.bands = few ? cut(kFewTiles * kTileRows<Operand<T>>, kFewPixelsBytes)
+                : cut(CeilDiv(grid, wanted_bands), kBandBytes);
+  p.num_bands = count(p.bands);
+  // Some more that workers share evenly, if whole tiles make as many.
+  const std::int64_t even = EvenTasks(p.num_bands, 1, num_workers);
+  if (cut_freely && !few && even < 2 * p.num_bands) {
+    const Bands bands = cut(CeilDiv(grid, even), kBandBytes);
+    if (count(bands) == even) {
+      p.bands = bands;
+      p.num_bands = even;
+    }
+  }
   p.row_pitch =
       p.direct ? x.map.h / kPerOperand : p.bands.source_columns * p.pitch;
-  p.num_bands = x.batch * p.bands.down * p.bands.across;
   p.panels_per_task =
       CeilDiv(p.panels, Min(p.panels, CeilDiv(wanted, p.num_bands)));
   constexpr std::int64_t kPanelsOperands =

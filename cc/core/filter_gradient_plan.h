@@ -159,7 +159,11 @@ void CutInput(const FilterGradient<T>& g, const Portion& portion,
       Max(Min(Min(p.num_bands, kMaxSlices), kPartialSumBytes / slice_bytes), 1);
   // With one tap gathering weighs more than even slices: fewer of them would
   // mean more groups.
-  if (g.x.taps.count > 1) p.slices = EvenCount(p.num_bands, p.slices);
+  if (g.x.taps.count > 1) {
+    p.slices = EvenCount(p.num_bands, p.slices);
+  } else if (p.slices > 1) {
+    p.slices -= p.slices % 2;
+  }
 }
 
 template <class T>
@@ -241,7 +245,12 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
                            ? p.panels
                            : Min(CeilDiv(p.panels, EvenCount(p.panels, groups)),
                                  p.fitting_panels);
-  const std::int64_t panel_groups = CeilDiv(p.panels, p.panels_per_group);
+  std::int64_t panel_groups = CeilDiv(p.panels, p.panels_per_group);
+  if (panel_groups > 1) {
+    panel_groups = EvenTasks(panel_groups, p.slices, num_workers);
+    p.panels_per_group = CeilDiv(p.panels, Min(panel_groups, p.panels));
+    panel_groups = CeilDiv(p.panels, p.panels_per_group);
+  }
   p.blocks_per_group =
       g.input_gradient != nullptr
           ? p.blocks

@@ -21,6 +21,19 @@ TFO_INLINE void Swap(std::int64_t& a, std::int64_t& b) {
 TFO_INLINE std::int64_t CeilDiv(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
+TFO_INLINE std::int64_t GreatestCommonDivisor(std::int64_t a, std::int64_t b) {
+  while (b != 0) {
+    a %= b;
+    Swap(a, b);
+  }
+  return a;
+}
+// The fewest tasks from `tasks` on that workers share evenly, `times` over.
+TFO_INLINE std::int64_t EvenTasks(std::int64_t tasks, std::int64_t times,
+                                  std::int64_t workers) {
+  const std::int64_t step = workers / GreatestCommonDivisor(times, workers);
+  return CeilDiv(tasks, step) * step;
+}
 // The part of `total` that falls to each of the fewest equal parts of at most
 // `most`.
 TFO_INLINE std::int64_t EvenPart(std::int64_t total, std::int64_t most) {
