@@ -101,13 +101,15 @@ class GradientPanels {
             band.height,
             band.width,
             Min(panels.end * kColumns, out_c) - panels.begin * kColumns};
-    // What is no number would cost time, even in columns that nobody reads.
-    const bool padded =
-        p_.transposed && pixels > band.images * band.height * band.width;
     const std::int64_t count = panels.end - panels.begin;
     for (std::int64_t i = 0; i < count; ++i) {
-      if (padded || (kPlanes<E> > 1 && box.channels < (i + 1) * kColumns))
-        Zero(numbers + i * numbers_panel_, pixels * kColumns);
+      A* const to = numbers + i * numbers_panel_;
+      // What is no number would cost time, even in columns that nobody reads.
+      if (kPlanes<E> > 1 && box.channels < (i + 1) * kColumns) {
+        Zero(to, pixels * kColumns);
+      } else if (p_.transposed) {
+        ZeroBetween(band, to);
+      }
     }
     for (std::int64_t m = 0; m < band.images; ++m) {
       TFO_ISA::GatherPanels<kColumns>(
@@ -124,6 +126,19 @@ class GradientPanels {
         Pair(band, panel, box.channels, from, pixels, dz + i * panel_size_,
              worker);
       }
+    }
+  }
+
+  // What lies before, between and behind the lines of images.
+  void ZeroBetween(const FilterGradientBand& band, A* panel) {
+    const std::int64_t gap = p_.line - band.width;
+    Zero(panel, p_.dz_front * kColumns);
+    for (std::int64_t m = 0; m < band.images; ++m) {
+      const std::int64_t image = p_.dz_front + m * p_.dz_image;
+      const std::int64_t end = band.height * p_.line;
+      for (std::int64_t at = band.width; gap > 0 && at < end; at += p_.line)
+        Zero(panel + (image + at) * kColumns, gap * kColumns);
+      Zero(panel + (image + end) * kColumns, (p_.dz_image - end) * kColumns);
     }
   }
 
