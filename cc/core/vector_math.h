@@ -77,10 +77,14 @@ struct MathConstants16 : MathConstants<float> {
   // As above; 1.3e-5 of e^r.
   static constexpr float kExpPolynomial[] = {0.49999738f, 0.16743416f,
                                              0.04183716f};
-  // As above; 8.8e-6.
-  static constexpr float kErfcxPolynomial[] = {
-      1.25300479f,   -0.135573879f, -0.0474329554f, 0.128925487f,
-      -0.120263435f, 0.0708878264f, -0.0210775677f};
+  // 2^f on |f| <= 0.5; 2.6e-6.
+  static constexpr float kExp2Polynomial[] = {
+      0.999999261f, 0.693121815f, 0.240247448f, 0.0559178603f, 0.00957010143f};
+  // e^(y^2) erfc(y) / t in t = 1 / (1 + kErfcxScale y) on y in [0, 10]; 8.4e-6.
+  static constexpr float kErfcxScale = 0.6375f;
+  static constexpr float kErfcxPolynomial[] = {0.359184391f,  0.369000962f,
+                                               0.218033964f,  0.385474789f,
+                                               -0.467193002f, 0.135492181f};
 };
 template <>
 struct MathConstants<BFloat16> : MathConstants16 {};
@@ -107,9 +111,8 @@ struct VectorMath {
     V scale, fraction;
   };
   static TFO_INLINE Reduced Reduce(V x) {
-    x = x < Splat(K::kExpMin) ? Splat(K::kExpMin) : x;
-    x = x > Splat(K::kExpMax) ? Splat(K::kExpMax) : x;
-    const V biased = x * A(1.44269504088896340735992468100) + K::kRound;
+    x = Clamp(x);
+    const V biased = x * A(kLog2E) + K::kRound;
     const V n = biased - K::kRound;
     const V r = (x - n * K::kLn2High) - n * K::kLn2Low;
     const IntVec<A> exponent = BitCast<IntVec<A>>(biased) + K::kExponentBias;
@@ -117,7 +120,12 @@ struct VectorMath {
             r + r * r * Polynomial(K::kExpPolynomial, r)};
   }
 
-  // Of finite x.
+  static TFO_INLINE V Clamp(V x) {
+    x = x < Splat(K::kExpMin) ? Splat(K::kExpMin) : x;
+    return x > Splat(K::kExpMax) ? Splat(K::kExpMax) : x;
+  }
+
+  // Of finite x; of 16 bits, of any.
   static TFO_INLINE V Reciprocal(V x) {
 #if defined(__AVX512F__)
     // A division takes several times as long as this and a step of Newton's.
@@ -130,8 +138,18 @@ struct VectorMath {
   }
 
   static TFO_INLINE V Exp(V x) {
-    const Reduced e = Reduce(x);
-    return e.scale + e.scale * e.fraction;
+    if constexpr (kIs16Bit<T>) {
+      // 2^n 2^f; the integer that rounding leaves below the bias of kRound is
+      // added to the exponent.
+      const V power = Clamp(x) * A(kLog2E);
+      const V biased = power + K::kRound;
+      const V f = power - (biased - K::kRound);
+      return BitCast<V>(BitCast<IntVec<A>>(Polynomial(K::kExp2Polynomial, f)) +
+                        (BitCast<IntVec<A>>(biased) << K::kMantissaBits));
+    } else {
+      const Reduced e = Reduce(x);
+      return e.scale + e.scale * e.fraction;
+    }
   }
 
   static TFO_INLINE V Expm1(V x) {
@@ -150,11 +168,19 @@ struct VectorMath {
 
   // e^(x^2) erfc(x) of x >= 0.
   static TFO_INLINE V Erfcx(V x) {
-    x = x > Splat(K::kErfcxEnd) ? Splat(K::kErfcxEnd) : x;
-    const V a = x + A(3), b = A(1) + A(2) * x;
-    const V r = Reciprocal(a * b);
-    return Polynomial(K::kErfcxPolynomial, (x - A(3)) * b * r) * (a * r);
+    if constexpr (kIs16Bit<T>) {
+      const V t = Reciprocal(A(1) + K::kErfcxScale * x);
+      return Polynomial(K::kErfcxPolynomial, t) * t;
+    } else {
+      x = x > Splat(K::kErfcxEnd) ? Splat(K::kErfcxEnd) : x;
+      const V a = x + A(3), b = A(1) + A(2) * x;
+      const V r = Reciprocal(a * b);
+      return Polynomial(K::kErfcxPolynomial, (x - A(3)) * b * r) * (a * r);
+    }
   }
+
+ private:
+  static constexpr double kLog2E = 1.44269504088896340735992468100;
 };
 
 // Of numbers that are stored as T.
