@@ -20,8 +20,9 @@ constexpr std::int64_t kTaskWork = 1 << 20;
 constexpr std::int64_t kWantedTasks = 32;
 // Where sums are the same in whatever tile, tasks are no more than workers need
 // to end together, and bands as large (measured with AMX, two threads: 0.88 to
-// 1.0 of the time).
-constexpr std::int64_t kWantedOfWorker = 4;
+// 1.0 of the time). So they are fewer where gathering means to compute slopes,
+// and panels do not tell tasks apart (0.94 to 1.02, beside four).
+constexpr std::int64_t kWantedOfWorker = 4, kWantedWithSlopes = 2;
 // A task gathers its band anew, so it should have this many panels to use it
 // for; and all, where gathering means to compute slopes too (measured with
 // GELU in bfloat16: 0.83 to 0.93 of the time).
@@ -125,9 +126,10 @@ CorrelationPlan<T> Plan(const Correlation<T>& c, std::int64_t num_workers) {
   const std::int64_t work = depth * p.panels * kTileColumns<A>;
   // Whether sums are the same in whatever tile and band.
   const bool cut_freely = kTransposesRows<Operand<T>> && c.moments == nullptr;
+  const std::int64_t of_worker =
+      x.source.saved != nullptr ? kWantedWithSlopes : kWantedOfWorker;
   const std::int64_t most_wanted =
-      cut_freely ? Min(kWantedOfWorker * num_workers, kWantedTasks)
-                 : kWantedTasks;
+      cut_freely ? Min(of_worker * num_workers, kWantedTasks) : kWantedTasks;
   const std::int64_t wanted = Max(Min(grid * work / kTaskWork, most_wanted), 1);
   // Tasks differ in panels before bands become small, and in nothing else where
   // tiles are few.
