@@ -157,8 +157,8 @@ void CutInput(const FilterGradient<T>& g, const Portion& portion,
   const std::int64_t slice_bytes = p.panels * p.PanelSize<A>() * sizeof(A);
   p.slices =
       Max(Min(Min(p.num_bands, kMaxSlices), kPartialSumBytes / slice_bytes), 1);
-  // With one tap gathering weighs more than even slices: fewer of them would
-  // mean more groups.
+  // With one tap gathering weighs more than even slices: much fewer of them
+  // would mean more groups.
   if (g.x.taps.count > 1) {
     p.slices = EvenCount(p.num_bands, p.slices);
   } else if (p.slices > 1) {
@@ -246,6 +246,8 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
                            : Min(CeilDiv(p.panels, EvenCount(p.panels, groups)),
                                  p.fitting_panels);
   std::int64_t panel_groups = CeilDiv(p.panels, p.panels_per_group);
+  // A group more, where workers then end together (measured with AMX,
+  // 2048x768x3072, eight groups beside seven: 0.93 of the time).
   if (panel_groups > 1) {
     panel_groups = EvenTasks(panel_groups, p.slices, num_workers);
     p.panels_per_group = CeilDiv(p.panels, Min(panel_groups, p.panels));
