@@ -103,6 +103,21 @@ def test_factors_of_few_columns_are_read_as_they_are(columns):
     assert few[1] < more[1] // 3
 
 
+def test_threads_share_bands_evenly_where_results_do_not_depend_on_bands():
+    """Three threads have a band of 192 rows each, two have four of 128."""
+    one, two, three = (
+        _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 512, 512, 2048), threads)[0]
+        - filter_bytes(512, 2048, 1)
+        for threads in (1, 2, 3)
+    )
+    if in_parts():
+        row, sums = 512 * 6, 64 * 1024
+        assert 2 * 128 * row < two < 2 * (128 * row + sums)
+        assert 3 * 192 * row < three < 3 * (192 * row + sums)
+    else:
+        assert two - one == three - two
+
+
 def test_few_channels_are_broadcast():
     """Filters of two channels more, and two rows of a tile's sums; panels have room for them."""
     one, three = (_core.conv_scratch_bytes(shape(2, 28, 64, cout, 3))[0] for cout in (1, 3))
