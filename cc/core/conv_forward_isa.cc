@@ -28,9 +28,10 @@ struct ForwardPass {
   bool packs;  // whether filters are read in an order of its own
 };
 
-// `shape` is flattened. False when scratch memory ran out.
+// `s` is flattened; `packed`: whether filters are, if need be. False when
+// scratch memory ran out.
 template <class T>
-bool PlanForward(const ConvForwardArgs& args, const ConvShape& s,
+bool PlanForward(const ConvForwardArgs& args, const ConvShape& s, bool packed,
                  const Scratch& scratch, ForwardPass<T>* out) {
   TapList taps{scratch.Allocate<Tap>(s.kernel_h * s.kernel_w)};
   if (taps.taps == nullptr) return false;
@@ -50,7 +51,8 @@ bool PlanForward(const ConvForwardArgs& args, const ConvShape& s,
   out->algorithm = HasSmallGroups<T>(s) ? Algorithm::kSmallGroups
                    : args.winograd && WinogradPays(s, c.x, s.out_c)
                        ? Algorithm::kWinograd
-                   : HasFewRows(c)     ? Algorithm::kFewRows
+                   : HasFewRows(c, packed ? kFewRowsOfPacked<T> : kFewRows<T>)
+                       ? Algorithm::kFewRows
                    : HasFewColumns(c)  ? Algorithm::kFewColumns
                    : HasFewChannels(c) ? Algorithm::kFewChannels
                                        : Algorithm::kTiles;
@@ -89,7 +91,8 @@ bool ForwardOutputs(const ConvForwardArgs& args, const Parallel& parallel,
                     const Scratch& scratch, double** mean) {
   const ConvShape s = Flatten(args.shape);
   ForwardPass<T> pass;
-  if (!PlanForward(args, s, scratch, &pass)) return false;
+  const bool packed = args.packed_filters != nullptr;
+  if (!PlanForward(args, s, packed, scratch, &pass)) return false;
   Correlation<T>& c = pass.correlation;
   if (pass.packs) c.packed = args.packed_filters;
   if (*mean != nullptr && pass.algorithm == Algorithm::kTiles &&
@@ -133,7 +136,8 @@ std::int64_t PackedBytes(const ConvForwardArgs& args, const Scratch& scratch) {
   using E = Operand<T>;
   const ConvShape s = Flatten(args.shape);
   ForwardPass<T> pass;
-  if (s.groups > 1 || !PlanForward(args, s, scratch, &pass) || !pass.packs)
+  if (s.groups > 1 || !PlanForward(args, s, true, scratch, &pass) ||
+      !pass.packs)
     return 0;
   if (pass.algorithm == Algorithm::kWinograd)
     return WinogradFiltersSize<T>(s.in_c, s.out_c) * sizeof(A);
@@ -146,7 +150,7 @@ bool Pack(const ConvForwardArgs& args, const Parallel& parallel,
           const Scratch& scratch, void* packed) {
   const ConvShape s = Flatten(args.shape);
   ForwardPass<T> pass;
-  if (!PlanForward(args, s, scratch, &pass)) return false;
+  if (!PlanForward(args, s, true, scratch, &pass)) return false;
   const Correlation<T>& c = pass.correlation;
   if constexpr (kHasWinograd<T>) {
     if (pass.algorithm == Algorithm::kWinograd)

@@ -14,16 +14,32 @@
 namespace tfo::TFO_ISA {
 namespace {
 
-// More rows are better served by filters that are packed block by block
-// (measured with AVX-512, 4096x4096: 0.7 of the time for eight rows as they
-// lie, 1.2 for twelve; for dot products 0.4 of one row, 0.6 of eight).
-constexpr std::int64_t kFewRows = 8;
+// More rows are better served by filters that are packed, block by block, for
+// tiles (measured with AVX-512, of the time of tiles: 768x3072 and 4096x4096
+// with twelve rows 0.6 and 0.85, with sixteen 0.75 and 0.82; 0.8 with AVX2,
+// 0.6 to 0.9 with AMX), the sooner if tiles multiply pairs of 16-bit numbers
+// (AMX, twelve rows: 1.4).
+template <class T>
+constexpr std::int64_t kFewRows =
+    kElements<Operand<T>> > 1 && kPlanes<Operand<T>> == 1 ? 8 : 16;
+// The same, of filters that were packed before. Tiles then read what is larger
+// than the filters, as large, or of pairs (measured, of the time of these rows:
+// AMX's float32 1.0 with eight rows; AVX-512's 1.0 with four and 0.6 with six;
+// AMX's bfloat16 0.5 with two to eight).
+template <class T>
+constexpr std::int64_t kFewRowsOfPacked =
+    kOperandBytes<Operand<T>> / kElements<Operand<T>> > std::int64_t{sizeof(T)}
+        ? 8
+    : kElements<Operand<T>> > 1 ? 0
+                                : 4;
 // More columns fill enough of a vector (measured with AVX-512, 2048x2048: 0.35
 // of the time for one column, 0.5 for four; of 64 channels 0.5 and 1).
 constexpr std::int64_t kFewColumns = 4;
 constexpr std::int64_t kLeastColumnVectors = 4;
 // A dot product should be long beside the addition of its vector's elements.
 constexpr std::int64_t kLeastDotVectors = 16;
+// Rows whose sums of a dot product fill the registers.
+constexpr int kDotRows = 8;
 // Rows whose factors fill the registers.
 constexpr int kRowsTogether = 4;
 // Rows of filters that are added to the sums at a time.
@@ -36,11 +52,11 @@ constexpr std::int64_t kChunkElements = 1 << 17;
 // Parts of the depth, whose sums are added in their order.
 constexpr std::int64_t kMostParts = 8;
 
-// Whether a product, seen as one line of pixels, is one of few rows.
+// Whether a product, seen as one line of pixels, is one of `most` rows or less.
 template <class T>
-bool HasFewRows(const Correlation<T>& c) {
+bool HasFewRows(const Correlation<T>& c, std::int64_t most = kFewRows<T>) {
   const Windows<T>& x = c.x;
-  return x.batch * x.grid_h == 1 && x.grid_w >= 1 && x.grid_w <= kFewRows &&
+  return x.batch * x.grid_h == 1 && x.grid_w >= 1 && x.grid_w <= most &&
          x.taps.count == 1 && x.taps.min_h == 0 && x.taps.min_w == 0 &&
          x.stride_w == 1 && c.out_channels > 0 &&
          (c.filter_map.column == 1 ||
@@ -59,11 +75,12 @@ bool HasFewColumns(const Correlation<T>& c) {
 }
 
 // Adds kCount rows of filters, `b` and those behind it, times their elements of
-// kRows rows of x, `pitch` apart.
+// kRows rows of x, `pitch` apart. `fetch`: whether the rows after these come
+// next.
 template <class T, int kRows, int kCount>
 void AddRows(const Accumulator<T>* x, std::int64_t pitch, const T* b,
              std::int64_t b_stride, std::int64_t columns, Accumulator<T>* sums,
-             std::int64_t sums_stride) {
+             std::int64_t sums_stride, bool fetch) {
   using A = Accumulator<T>;
   constexpr int lanes = kLanes<A>;
   constexpr int kLine = 64 / sizeof(T);
@@ -86,8 +103,8 @@ void AddRows(const Accumulator<T>* x, std::int64_t pitch, const T* b,
   };
   std::int64_t j = 0;
   for (; j + lanes <= columns; j += lanes) {
-    // The rows after these, which may lie on other pages.
-    if (j % kLine == 0) {
+    // They may lie on other pages.
+    if (fetch && j % kLine == 0) {
 #pragma GCC unroll 8
       for (int r = 0; r < kCount; ++r)
         __builtin_prefetch(b + (kCount + r) * b_stride + j);
@@ -166,8 +183,13 @@ bool AddRowsOfFilters(const Correlation<T>& c, const Parallel& parallel,
           1) *
       kTogether;
   const std::int64_t parts = Max(CeilDiv(depth, part_rows), 1);
-  const std::int64_t stride = CeilDiv(columns, kColumns) * kColumns;
-  A* const sums = scratch.Allocate<A>(parts * rows * stride);
+  // An odd number of panels, so that rows do not fall into the same few sets of
+  // the first-level cache, as those of filters often do (measured with AVX-512,
+  // eight rows: 0.75 of the time).
+  const std::int64_t pitch =
+      (CeilDiv(Min(columns, most_columns), kColumns) | 1) * kColumns;
+  const std::int64_t chunk_sums = rows * pitch, part_sums = chunks * chunk_sums;
+  A* const sums = scratch.Allocate<A>(parts * part_sums);
   if (sums == nullptr) return false;
   const T* const filters =
       c.filters + c.x.taps.taps[0].filter * c.filter_map.matrix;
@@ -178,9 +200,8 @@ bool AddRowsOfFilters(const Correlation<T>& c, const Parallel& parallel,
     const std::int64_t channel = index % chunks * most_columns;
     const std::int64_t end = Min((part + 1) * part_rows, depth);
     const std::int64_t n = Min(columns - channel, most_columns);
-    A* const to = sums + part * rows * stride + channel;
-    for (std::int64_t i = 0; i < rows; ++i)
-      Zero(to + i * stride, Min(stride - channel, most_columns));
+    A* const to = sums + index * chunk_sums;
+    Zero(to, chunk_sums);
     std::int64_t k = part * part_rows;
     const auto add = [&](auto count) {
       constexpr int kCount = decltype(count)::value;
@@ -191,7 +212,7 @@ bool AddRowsOfFilters(const Correlation<T>& c, const Parallel& parallel,
             AddRows<T, decltype(size)::value, kCount>(
                 x.data + i * x.pitch + k, x.pitch,
                 filters + k * c.filter_map.row + channel, c.filter_map.row, n,
-                to + i * stride, stride);
+                to + i * pitch, pitch, group + 1 == groups.count());
           });
         }
       }
@@ -202,13 +223,19 @@ bool AddRowsOfFilters(const Correlation<T>& c, const Parallel& parallel,
   ParallelFor(parallel, parts * chunks,
               part_rows * Min(columns, most_columns) * rows, task);
 
-  for (std::int64_t part = 1; part < parts; ++part) {
-    const A* const from = sums + part * rows * stride;
-    for (std::int64_t i = 0; i < rows * stride; i += kLanes<A>)
-      Store(sums + i, Load(sums + i) + Load(from + i));
-  }
-  for (std::int64_t channel = 0; channel < columns; channel += kColumns)
-    WriteRows(c, sums + channel, stride, rows, channel);
+  auto finish = [&](std::int64_t chunk, int) {
+    A* const to = sums + chunk * chunk_sums;
+    for (std::int64_t part = 1; part < parts; ++part) {
+      const A* const from = to + part * part_sums;
+      for (std::int64_t i = 0; i < chunk_sums; i += kLanes<A>)
+        Store(to + i, Load(to + i) + Load(from + i));
+    }
+    const std::int64_t first = chunk * most_columns;
+    const std::int64_t last = Min(columns, first + most_columns);
+    for (std::int64_t channel = first; channel < last; channel += kColumns)
+      WriteRows(c, to + (channel - first), pitch, rows, channel);
+  };
+  ParallelFor(parallel, chunks, parts * chunk_sums, finish);
   return true;
 }
 
@@ -270,29 +297,33 @@ bool DotRowsOfFilters(const Correlation<T>& c, const Parallel& parallel,
   const T* const filters =
       c.filters + c.x.taps.taps[0].filter * c.filter_map.matrix;
   const std::int64_t stride = c.filter_map.column;
+  const EvenParts groups(rows, kDotRows);
 
   auto task = [&](std::int64_t panel, int) {
     const std::int64_t channel = panel * kColumns;
     const std::int64_t columns = Min(c.out_channels - channel, kColumns);
-    A sums[kFewRows * kColumns];
-    WithCount<kFewRows>(rows, [&](auto size) {
-      constexpr int kRows = decltype(size)::value;
-      // As many sums as leave registers for their factors.
-      constexpr int kCount = kRows <= 2 ? 4 : kRows <= 4 ? 3 : 2;
-      const auto dot = [&](std::int64_t j, auto count) {
-        A to[kRows][decltype(count)::value];
-        DotProducts<T>(x.data, x.pitch, filters + (channel + j) * stride,
-                       stride, x.depth, to);
-        for (int i = 0; i < kRows; ++i) {
-          for (int n = 0; n < decltype(count)::value; ++n)
-            sums[i * kColumns + j + n] = to[i][n];
-        }
-      };
-      std::int64_t j = 0;
-      for (; j + kCount <= columns; j += kCount)
-        dot(j, std::integral_constant<int, kCount>{});
-      for (; j < columns; ++j) dot(j, std::integral_constant<int, 1>{});
-    });
+    A sums[kFewRows<T> * kColumns];
+    for (std::int64_t group = 0; group < groups.count(); ++group) {
+      const std::int64_t first = groups.Begin(group);
+      WithCount<kDotRows>(groups.Size(group), [&](auto size) {
+        constexpr int kRows = decltype(size)::value;
+        // As many sums as leave registers for their factors.
+        constexpr int kCount = kRows <= 2 ? 4 : kRows <= 4 ? 3 : 2;
+        const auto dot = [&](std::int64_t j, auto count) {
+          A to[kRows][decltype(count)::value];
+          DotProducts<T>(x.data + first * x.pitch, x.pitch,
+                         filters + (channel + j) * stride, stride, x.depth, to);
+          for (int i = 0; i < kRows; ++i) {
+            for (int n = 0; n < decltype(count)::value; ++n)
+              sums[(first + i) * kColumns + j + n] = to[i][n];
+          }
+        };
+        std::int64_t j = 0;
+        for (; j + kCount <= columns; j += kCount)
+          dot(j, std::integral_constant<int, kCount>{});
+        for (; j < columns; ++j) dot(j, std::integral_constant<int, 1>{});
+      });
+    }
     WriteRows(c, sums, kColumns, rows, channel);
   };
   ParallelFor(parallel, NumPanels<A>(c.out_channels), x.depth * kColumns * rows,
