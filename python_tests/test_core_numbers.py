@@ -115,21 +115,22 @@ def test_what_is_beside_infinite_numbers_stays_the_same(core_isa):
     np.testing.assert_array_equal(np.delete(after, 3, 0), np.delete(before, 3, 0))
 
 
+@pytest.mark.parametrize("width", [16, 40])
 @pytest.mark.parametrize("channels", [17, 48])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_infinite_numbers_stay_with_their_tap(dtype, channels, core_isa):
+def test_infinite_numbers_stay_with_their_tap(dtype, channels, width, core_isa):
     """Rows of taps that fill no whole steps of a tile: what follows them adds nothing."""
-    x = normal(1, 9, 40, channels)
+    x = normal(1, 9, width, channels)
     filters = normal(3, 3, channels, 40, seed=1)
     # What follows the first and the second row of taps, and the last one.
     filters[1, 0, 1, 7], filters[2, 0, 0, 30] = np.inf, np.nan
-    x[0, 3, 13, 0], x[0, 5, 33, 1] = -np.inf, np.nan
+    x[0, 3, 13, 0], x[0, 5, width - 7, 1] = -np.inf, np.nan
     x, filters = x.astype(dtype), filters.astype(dtype)
     shape = _core.ConvShape(
         batch=1,
-        in_size=(9, 40),
+        in_size=(9, width),
         in_c=channels,
-        out_size=(7, 38),
+        out_size=(7, width - 2),
         out_c=40,
         kernel=(3, 3),
     )

@@ -34,10 +34,11 @@ class AmxProducts {
   using In = InPlanes<const E, kPlanes<E>>;
 
   // What a step multiplies: `depth` columns of a and rows of b, and beside
-  // them, up to the registers' width, zeros and numbers.
+  // them, up to the registers' width, zeros and numbers. Rows of a are equally
+  // far apart, and the lower ones anywhere.
   struct Operands {
     In a;
-    std::int64_t a_pitch;
+    std::int64_t a_pitch, a_lower;
     In b;
     std::int64_t b_pitch, depth;
   };
@@ -99,7 +100,7 @@ class AmxProducts {
   }
   TFO_INLINE void LoadLowerA(const Operands& o, int plane) {
     if constexpr (kHalves > 1)
-      LoadAmx<kLowerA>(o.a[plane] + upper_ * o.a_pitch, o.a_pitch * sizeof(E));
+      LoadAmx<kLowerA>(o.a[plane] + o.a_lower, o.a_pitch * sizeof(E));
   }
   TFO_INLINE void LoadLeftB(const Operands& o, int plane) {
     LoadAmx<kLeftB>(o.b[plane], o.b_pitch * sizeof(E));

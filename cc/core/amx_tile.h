@@ -29,9 +29,11 @@ class AmxTile {
         lower_(rows - upper_),
         products_(upper_, *t.prefetch) {}
 
-  // Rows along which operands follow each other.
+  // Rows along which operands follow each other, half of them and the other
+  // half equally far apart.
   TFO_INLINE void RunRows() {
     const std::int64_t pitch = t_.row_offset[1 % (upper_ + lower_)];
+    const std::int64_t to_lower = lower_ > 0 ? t_.row_offset[upper_] : 0;
     const std::int64_t length = t_.num_segments > 0 ? t_.segments[0].length : 1;
     // Equal steps, so that there is no rest.
     const std::int64_t depth =
@@ -45,11 +47,15 @@ class AmxTile {
         if (t_.b_offset != nullptr) b = first_b + t_.b_offset[s];
         std::int64_t k = t_.segments[s].length;
         for (; k >= depth; k -= depth, a += depth, b += depth * t_.b_stride) {
-          step(Operands{
-              {a, t_.a_plane}, pitch, {b, t_.b_plane}, t_.b_stride, depth});
+          step(Operands{{a, t_.a_plane},
+                        pitch,
+                        to_lower,
+                        {b, t_.b_plane},
+                        t_.b_stride,
+                        depth});
         }
         if (k > 0) {
-          step(PadStep(s, {a, t_.a_plane}, pitch, {b, t_.b_plane}, k, depth));
+          step(PadStep(s, {a, t_.a_plane}, {b, t_.b_plane}, k, depth));
           b += k * t_.b_stride;
         }
       }
@@ -104,6 +110,7 @@ class AmxTile {
           for (int i = 0; i < count; ++i) {
             Operands o{{a_ + i * kPlanes<E> * kRegistersOfA, kRegistersOfA},
                        kAmxDepth,
+                       upper_ * kAmxDepth,
                        b + rows_[i][0],
                        t_.b_stride,
                        kAmxDepth};
@@ -192,8 +199,8 @@ class AmxTile {
   // A step of `k` operands, fewer than the registers are wide, which end a
   // segment. Its columns of a are copied once, if there is room for them. Zero
   // times what is no number is mended with the rest of that.
-  TFO_INLINE Operands PadStep(std::int64_t segment, In a, std::int64_t a_pitch,
-                              In b, std::int64_t k, std::int64_t depth) {
+  TFO_INLINE Operands PadStep(std::int64_t segment, In a, In b, std::int64_t k,
+                              std::int64_t depth) {
     const std::int64_t place = Min(segment, kAmxSteps - 1);
     const In padded{a_ + place * kPlanes<E> * kRegistersOfA, kRegistersOfA};
     if (segment >= num_padded_) {
@@ -204,14 +211,17 @@ class AmxTile {
         for (int i = 0; i < upper_ + lower_; ++i) {
           _mm512_store_si512(
               to + i * kAmxDepth,
-              _mm512_maskz_loadu_epi32(some, a[plane] + i * a_pitch));
+              _mm512_maskz_loadu_epi32(some, a[plane] + t_.row_offset[i]));
         }
       }
     }
-    if (kSplit && t_.b_goes_on) return {padded, kAmxDepth, b, t_.b_stride, k};
+    const std::int64_t to_lower = upper_ * kAmxDepth;
+    if (kSplit && t_.b_goes_on)
+      return {padded, kAmxDepth, to_lower, b, t_.b_stride, k};
     std::int64_t rows[kAmxDepth];
     for (int i = 0; i < k; ++i) rows[i] = i * t_.b_stride;
-    return {padded, kAmxDepth, CopyB(b, rows, static_cast<int>(k), depth),
+    return {padded,      kAmxDepth,
+            to_lower,    CopyB(b, rows, static_cast<int>(k), depth),
             kSumsStride, k};
   }
 
@@ -395,9 +405,11 @@ class AmxTile {
       for (int half = 0; half < 2; ++half) {
         for (int i = first; i < first + rows; ++i) {
           alignas(64) E row[kPlanes<E>][kAmxDepth]{};
+          const std::int64_t at =
+              i < upper_ ? i * o.a_pitch : o.a_lower + (i - upper_) * o.a_pitch;
           for (int plane = 0; plane < kPlanes<E>; ++plane) {
             for (int k = 0; k < o.depth; ++k)
-              row[plane][k] = o.a[plane][i * o.a_pitch + k];
+              row[plane][k] = o.a[plane][at + k];
           }
           const Vec<float> a = whole({row[0], kAmxDepth}, half > 0);
           for (int k = 0; k < o.depth; ++k) {

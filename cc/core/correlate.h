@@ -84,6 +84,7 @@ struct CorrelationPlan {
   bool late;    // filters are packed block by block
   bool joined;  // tiles go on from one line of the grid to the next
   bool flat;    // and take what is gathered between them for pixels, too
+  bool paired;  // tiles are of two lines
   std::int64_t pitch, row_pitch;
   Bands bands;
   std::int64_t num_bands;  // of all images
@@ -165,14 +166,21 @@ CorrelationPlan<T> Plan(const Correlation<T>& c, std::int64_t num_workers) {
       kPanelsBytes / kOperandBytes<Operand<T>>;
   p.joined = kRowsAnywhere && p.bands.across == 1 &&
              c.epilogue.map.h == x.grid_w * c.epilogue.map.w;
-  // Rows of tiles that are large must lie equally far apart, as those of lines
-  // do together with what is between them. So they do where that fills no more
-  // registers of 16.
-  const auto registers = [](std::int64_t rows) { return CeilDiv(rows, 16); };
-  p.flat = kTileRows<Operand<T>> > kRegisterRows && !p.direct &&
-           x.stride_h == 1 && x.stride_w == 1 &&
-           registers(p.bands.rows * p.bands.source_columns) <=
-               p.bands.rows * registers(p.bands.columns);
+  // Rows of large tiles must lie equally far apart in each half, as those of a
+  // line do; or of all lines, together with what is between them, where that
+  // makes fewer tiles.
+  constexpr std::int64_t kRows = kTileRows<Operand<T>>;
+  const bool large = kRows > kRegisterRows;
+  p.paired =
+      large && p.bands.columns > kRows / 4 && p.bands.columns <= kRows / 2;
+  const std::int64_t of_lines =
+      p.paired ? CeilDiv(p.bands.rows, 2)
+               : p.bands.rows * CeilDiv(p.bands.columns, kRows);
+  p.flat =
+      large && !p.direct && x.stride_h == 1 && x.stride_w == 1 &&
+      CeilDiv((p.bands.rows - 1) * p.bands.source_columns + p.bands.columns,
+              kRows) < of_lines;
+  p.paired = p.paired && !p.flat;
   p.late = few && c.packed == nullptr && p.num_bands == 1 &&
            p.bands.rows * CeilDiv(p.bands.columns, kTileRows<Operand<T>>) <=
                kFewTiles;
@@ -262,9 +270,12 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
     // Pixels of a line, as tiles see it.
     const std::int64_t width = p.flat ? bands.source_columns : columns;
     const bool joined = p.joined || p.flat;
-    const EvenParts parts(joined ? (rows - 1) * width + columns : columns,
-                          kTileRows<E>);
-    const std::int64_t tiles = (joined ? 1 : rows) * parts.count();
+    const EvenParts parts =
+        p.paired ? EvenParts(rows, 2)
+        : joined ? EvenParts((rows - 1) * width + columns, kTileRows<E>)
+                 : EvenParts(columns, kTileRows<E>);
+    const std::int64_t of_part = p.paired ? columns : 1;
+    const std::int64_t tiles = (joined || p.paired ? 1 : rows) * parts.count();
     const std::int64_t first_panel = group * p.panels_per_task;
     const std::int64_t last_panel =
         Min(p.panels, first_panel + p.panels_per_task);
@@ -276,15 +287,19 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
         x.After(bands, n, h, w, tiles * (last_panel - first_panel));
     PrefetchList prefetch;
 
+    // Whether a tile's lines lie apart in the output.
+    const bool apart =
+        p.flat || (p.paired && epilogue.map.h != columns * epilogue.map.w);
     const auto place = [&](std::int64_t tile) {
       const std::int64_t part = tile % parts.count();
-      const std::int64_t i = tile / parts.count() + parts.Begin(part) / width;
-      const std::int64_t j = parts.Begin(part) % width;
+      const std::int64_t begin = parts.Begin(part) * of_part;
+      const std::int64_t i = tile / parts.count() + begin / width;
+      const std::int64_t j = begin % width;
       const std::int64_t line = x.stride_h * p.row_pitch,
                          pixel = x.stride_w * p.pitch;
       Place<E> to;
       to.from = from + i * line + j * pixel;
-      to.rows = static_cast<int>(parts.Size(part));
+      to.rows = static_cast<int>(parts.Size(part) * of_part);
       std::int64_t last_i = i, next_j = j, offset = 0;
       for (int row = 0; row < to.rows; ++row, ++next_j, offset += pixel) {
         if (next_j == width) {
@@ -296,7 +311,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
       }
       to.at = epilogue.map.Offset(n, i0 + i, j0 + j);
       to.num_runs = 0;
-      if (!p.flat) {
+      if (!apart) {
         to.runs[to.num_runs++] = {0, to.rows, 0};
       } else {
         std::int64_t at_i = i, at_j = j;

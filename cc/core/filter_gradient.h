@@ -340,6 +340,9 @@ class FilterGradientWork {
     const TapList& taps = g_.x.taps;
     const bool whole = p_.block == s_.in_c;
     PrefetchList prefetch;
+    std::int64_t row_offset[kTileRows<E>];
+    for (int i = 0; i < kTileRows<E>; ++i)
+      row_offset[i] = i * (p_.transposed ? p_.pitch / kElements<E> : 1);
     std::int64_t first_row = block.first;
     for (std::int64_t run = 0; run < num_runs_; ++run) {
       const std::int64_t length = whole ? runs_[run].length : block.count;
@@ -373,7 +376,6 @@ class FilterGradientWork {
               }
             }
           }
-          const std::int64_t row_offset[] = {0, pixels.x_row};
           TileOperands<E> tile{
               pixels.x + i * pixels.x_row,
               row_offset,
