@@ -83,7 +83,8 @@ void PackPanels(const T* from, const FilterMap& map, std::int64_t rows,
     for (std::int64_t k = 0; k < rows; k += depth) {
       for (std::int64_t j = 0; j < panels * width; j += lanes) {
         const T* p = from + k * map.row + j;
-        __builtin_prefetch(p + kPackedRowsAhead * map.row);
+        for (int i = 0; i < depth; ++i)
+          __builtin_prefetch(p + (kPackedRowsAhead + i) * map.row);
         StoreAs<E>(
             to + j / width * panel_stride + k / depth * width + j % width,
             LoadOperands<E>(p, map.row, k + 1 < rows, columns - j));
