@@ -46,6 +46,20 @@ CASES = [
     (1, (5, 1), 1011, 523, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (1, (1, 8), 300, 71, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (1, (1, 1), 300, 600, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    # Twelve rows and more, in groups; and filters that are pixels of their input gradient, with
+    # depths that are odd or are cut into parts, several blocks of them, several images.
+    (1, (1, 11), 300, 141, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    (1, (4, 4), 40, 1100, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    (1, (1, 19), 300, 141, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    (2, (4, 5), 1030, 66, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    (1, (1, 33), 90, 1100, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    # Lines of half a tile's rows, which are taken two at a time: an odd number of them, of as many
+    # pixels as a register has rows or fewer, several bands, strides.
+    (2, (14, 14), 33, 40, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    (1, (9, 16), 64, 70, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    (1, (21, 15), 130, 20, (5, 5), (1, 1), (1, 1), (2, 2, 2, 2)),
+    (2, (27, 25), 20, 40, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)),
+    (1, (9, 31), 24, 33, (1, 1), (2, 2), (1, 1), (0, 0, 0, 0)),
     # Few columns: depths that are no whole vectors, pixels that are no whole tiles, several parts
     # of them; and padding, which is none.
     (2, (9, 13), 70, 1, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),

@@ -77,20 +77,25 @@ def test_filters_of_few_pixels_are_not_copied_whole(rows, depth, columns):
     assert many > (few if in_parts() else depth * columns * 4)
 
 
-@pytest.mark.parametrize("rows", [1, 4, 8])
+@pytest.mark.parametrize("rows", [1, 4, 8, 16])
 def test_filters_of_few_rows_are_read_as_they_are(rows):
     """The rows and the sums of some parts of the depth are all that is needed."""
-    few, more = (
-        [
-            _core.conv_scratch_bytes(_core.ConvShape.matmul(1, n, 2048, 1024, *transposed))
-            for transposed in ((False, False), (False, True))
-        ]
-        for n in (rows, 9)
+    plain, transposed = (
+        _core.conv_scratch_bytes(_core.ConvShape.matmul(1, rows, 2048, 1024, *transposes))[0]
+        for transposes in ((False, False), (False, True))
     )
-    assert few[0][0] < rows * 2048 * 4 + 8 * max(rows, 4) * 1024 * 4 + 1024
-    assert few[1][0] < rows * 2048 * 4 + 1024
-    # Filters that are packed for the input gradient come a block at a time.
-    assert few[0][1] + MIB // 4 < more[0][1]
+    assert plain < rows * 2048 * 4 + 8 * max(rows, 4) * (1024 + 32) * 4 + 1024
+    assert transposed < rows * 2048 * 4 + 1024
+
+
+def test_filters_of_input_gradients_are_read_as_they_are():
+    """Few rows of dz meet them one by one; more, up to half of their columns, are packed."""
+    few, half, more = (
+        _core.conv_scratch_bytes(_core.ConvShape.matmul(1, rows, 2048, 1024))[1]
+        for rows in (12, 256, 1025)
+    )
+    assert few < 12 * (2048 + 1024) * 4 + MIB // 4
+    assert half < filter_bytes(2048, 1024, 1) // 2 < more // 2
 
 
 @pytest.mark.parametrize("columns", [1, 4])

@@ -45,6 +45,12 @@ for dtype in ("float32", "bfloat16"):
         lambda x, w, b: conv2d_bias_act(x, w, b, activation="tanh"),
         tensor(dtype, 1, 13, 14, 250), tensor(dtype, 3, 3, 250, 40), tensor(dtype, 40),
     )
+    # Few rows, whose filters are read as they lie or packed block by block.
+    for rows in (11, 19, 70):
+        show(
+            matmul_bias_act,
+            tensor(dtype, rows, 605), tensor(dtype, 605, 1300), tensor(dtype, 1300),
+        )
     for transpose in (False, True):
         show(
             lambda a, b, bias: matmul_bias_act(a, b, bias, transpose_a=transpose),
@@ -66,7 +72,7 @@ for dtype in ("float32", "bfloat16"):
 def test_bitwise_equal_for_any_number_of_threads_and_from_run_to_run(run_python):
     first, *others = (run_python(PROGRAM, *ISAS, threads=threads) for threads in (1, 2, 3))
     lines = [line.split() for line in first.splitlines()]
-    assert [line[0] for line in lines] == ISAS * 20
+    assert [line[0] for line in lines] == ISAS * 26
     assert all(len(line) == 2 for line in lines), first
     for other in others:
         assert other == first

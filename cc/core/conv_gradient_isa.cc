@@ -1,4 +1,5 @@
 #include "cc/core/block_taps.h"
+#include "cc/core/exchanged.h"
 #include "cc/core/few_channels.h"
 #include "cc/core/few_rows.h"
 #include "cc/core/filter_gradient.h"
@@ -187,7 +188,10 @@ bool InputGradientInPhases(const InputGradientOperands<T>& g,
   for (std::int64_t i = 0; i < Phases(s).count(); ++i) {
     const Correlation<T> c = OfPhase(g, s, i, taps);
     const Scratch own = shared.Next();
-    if (!(HasFewRows(c) ? CorrelateFewRows(c, parallel, own)
+    const bool exchanged = IsExchanged(c);
+    const std::int64_t few = exchanged ? kFewRowsOfExchanged<T> : kFewRows<T>;
+    if (!(HasFewRows(c, few) ? CorrelateFewRows(c, parallel, own)
+          : exchanged        ? CorrelateExchanged(c, parallel, own)
           : g.winograd && WinogradPays(s, c.x, s.in_c)
               ? CorrelateByWinograd(c, parallel, own)
           : HasFewChannels(c) ? CorrelateFewChannels(c, parallel, own)
