@@ -50,8 +50,8 @@ CASES = [
     # depths that are odd or are cut into parts, several blocks of them, several images.
     (1, (1, 11), 300, 141, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (1, (4, 4), 40, 1100, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
-    (1, (1, 19), 300, 141, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
-    (2, (4, 5), 1030, 66, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    (1, (1, 19), 300, 513, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    (2, (4, 5), 530, 600, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (1, (1, 33), 90, 1100, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     # Lines of half a tile's rows, which are taken two at a time: an odd number of them, of as many
     # pixels as a register has rows or fewer, several bands, strides.

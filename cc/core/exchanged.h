@@ -11,10 +11,12 @@
 namespace tfo::TFO_ISA {
 namespace {
 
-// Fewer columns are not worth it (measured with AVX-512 and AMX, 768x3072 and
-// 4096x4096: 0.6 to 0.85 of the time with 32 and 128 rows, bfloat16 with AMX
-// 0.35 and 0.55; half as many rows as columns 0.95, as many 0.95 to 1.2).
-constexpr std::int64_t kColumnsPerRow = 2;
+// So many columns for each row, and so long sums, make up for y, which is
+// transposed (measured with AVX-512 and AMX, 768x3072 and 4096x4096: 0.6 to
+// 0.85 of the time with 32 and 128 rows, bfloat16 with AMX 0.35 and 0.55; half
+// as many rows as columns and sums of twice as many terms 0.95, and of as many
+// or of 256 terms 1.0 to 1.3).
+constexpr std::int64_t kColumnsPerRow = 2, kDepthPerRow = 2, kLeastDepth = 512;
 // Up to so many rows, dot products are better (measured as above: the same time
 // with 12 to 16; of pairs with two).
 template <class T>
@@ -30,8 +32,9 @@ bool IsExchanged(const Correlation<T>& c) {
   const Windows<T>& x = c.x;
   return x.batch * x.grid_h == 1 && x.grid_w >= 1 && x.taps.count == 1 &&
          x.taps.min_h == 0 && x.taps.min_w == 0 && x.stride_w == 1 &&
-         x.grid_w <= x.width && x.channels > 0 && c.filter_map.row == 1 &&
-         c.epilogue.map.c == 1 && x.grid_w * kColumnsPerRow <= c.out_channels;
+         x.grid_w <= x.width && c.filter_map.row == 1 &&
+         c.epilogue.map.c == 1 && x.grid_w * kColumnsPerRow <= c.out_channels &&
+         x.channels >= Max(x.grid_w * kDepthPerRow, kLeastDepth);
 }
 
 template <class T>
