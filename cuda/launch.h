@@ -38,15 +38,25 @@ struct LaunchConfig {
 
 constexpr std::size_t kDefaultSharedBytes = 48 * 1024;
 
+// Lets a kernel without static shared memory have as much dynamic memory as a
+// block can: the limit belongs to the kernel, and other threads launch it too.
+template <class... Parameters>
+Status AllowAllSharedMemory(const char* name, const Device& device,
+                            void (*kernel)(Parameters...)) {
+  return RuntimeStatus(
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                           cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           device.shared_bytes_per_block),
+      name);
+}
+
 template <class... Parameters, class... Arguments>
 Status Launch(const char* name, const LaunchConfig& config, Stream stream,
               void (*kernel)(Parameters...), Arguments&&... arguments) {
   if (config.shared_bytes > kDefaultSharedBytes) {
-    TFO_CUDA_RETURN_IF_ERROR(RuntimeStatus(
-        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                             cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(config.shared_bytes)),
-        name));
+    Device device;
+    TFO_CUDA_RETURN_IF_ERROR(CurrentDevice(&device));
+    TFO_CUDA_RETURN_IF_ERROR(AllowAllSharedMemory(name, device, kernel));
   }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeCooperative;
@@ -69,13 +79,8 @@ template <class... Parameters>
 Status ResidentBlocks(const char* name, const Device& device, int threads,
                       std::size_t shared_bytes, void (*kernel)(Parameters...),
                       std::int64_t* blocks) {
-  if (shared_bytes > kDefaultSharedBytes) {
-    TFO_CUDA_RETURN_IF_ERROR(RuntimeStatus(
-        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                             cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(shared_bytes)),
-        name));
-  }
+  if (shared_bytes > kDefaultSharedBytes)
+    TFO_CUDA_RETURN_IF_ERROR(AllowAllSharedMemory(name, device, kernel));
   int per_multiprocessor = 0;
   TFO_CUDA_RETURN_IF_ERROR(
       RuntimeStatus(cudaOccupancyMaxActiveBlocksPerMultiprocessor(

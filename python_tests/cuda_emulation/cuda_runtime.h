@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <set>
 
 #define __global__
 #define __device__
@@ -82,6 +83,8 @@ struct Device {
 };
 extern Device device;
 extern long launches, cooperative_launches;
+// Kernels that may have more than 48 KiB of dynamic shared memory.
+extern std::set<const void*> large_kernels;
 
 // Runs body as every thread of the grid.
 cudaError_t RunGrid(const cudaLaunchConfig_t& config,
@@ -138,7 +141,12 @@ cudaError_t cudaFreeAsync(void* memory, cudaStream_t);
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes,
                             cudaStream_t);
 
-inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
+// A lower limit than the device's would also be that of other threads.
+inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute,
+                                        int bytes) {
+  if (bytes != cuda_emulation::device.shared_bytes)
+    return cudaErrorInvalidValue;
+  cuda_emulation::large_kernels.insert(kernel);
   return cudaSuccess;
 }
 
@@ -159,6 +167,11 @@ template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config,
                                void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
+  if (config->dynamicSmemBytes > 48 * 1024 &&
+      cuda_emulation::large_kernels.count(
+          reinterpret_cast<const void*>(kernel)) == 0) {
+    return cudaErrorInvalidValue;
+  }
   return cuda_emulation::RunGrid(*config, [&] { kernel(arguments...); });
 }
 

@@ -19,6 +19,7 @@ namespace cuda_emulation {
 
 Device device;
 long launches = 0, cooperative_launches = 0;
+std::set<const void*> large_kernels;
 
 namespace {
 
