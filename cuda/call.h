@@ -18,6 +18,15 @@ struct Call {
   void (*log)(const char* message);
 };
 
+constexpr std::uint32_t kMaxAlignment = 256;
+
+// The greatest power of two up to kMaxAlignment that divides the address.
+inline std::uint32_t AlignmentOf(const void* pointer) {
+  const auto address =
+      reinterpret_cast<std::uintptr_t>(pointer) | kMaxAlignment;
+  return static_cast<std::uint32_t>(address & -address);
+}
+
 // Memory aligned as the libraries want their workspaces; null for no bytes.
 Status AllocateScratch(const Call& call, std::int64_t bytes, void** memory);
 

@@ -22,7 +22,6 @@ namespace lt = cublaslt;
 
 // What NVIDIA recommends for the cards that profit from the most.
 constexpr std::uint64_t kMaxWorkspaceBytes = std::uint64_t{32} << 20;
-constexpr std::uint32_t kMaxAlignment = 256;
 
 struct Api : lt::Functions {
   DynamicLibrary library{"cuBLASLt",
@@ -82,13 +81,6 @@ const void* EpilogueVector(const Product& p) {
 // Where there is no addend the library still wants a valid address.
 const void* AddendOrOutput(const Product& p) {
   return p.addend != nullptr ? p.addend : p.d;
-}
-
-// The greatest power of two up to kMaxAlignment that divides the address.
-std::uint32_t AlignmentOf(const void* pointer) {
-  const auto address =
-      reinterpret_cast<std::uintptr_t>(pointer) | kMaxAlignment;
-  return static_cast<std::uint32_t>(address & -address);
 }
 
 template <class T>

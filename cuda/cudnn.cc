@@ -11,6 +11,7 @@
 #include <mutex>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "cuda/conv_layout.h"
 #include "cuda/cudnn_abi.h"
@@ -141,16 +142,21 @@ struct Descriptors {
   }
 };
 
-// How the library computes convolutions of one kind, or why not.
-struct Plan {
-  Status status;
+struct Choice {
   dnn::Algorithm algorithm;
   dnn::MathType math_type;
   std::size_t workspace_size;
 };
 
-// The first of the library's algorithms, fastest first, that is the same from
-// run to run and keeps the precision asked for.
+// How the library computes convolutions of one kind, the first choice first, or
+// why not.
+struct Plan {
+  Status status;
+  std::vector<Choice> choices;
+};
+
+// Those of the library's algorithms, fastest first, that are the same from run
+// to run and keep the precision asked for.
 Status AskForPlan(dnn::Handle handle, const Problem& p, const Descriptors& d,
                   bool allow_tf32, Plan* plan) {
   const bool exact = p.dtype == DType::kFloat && !allow_tf32;
@@ -189,13 +195,14 @@ Status AskForPlan(dnn::Handle handle, const Problem& p, const Descriptors& d,
         result.memory <= kMaxWorkspaceBytes &&
         (any_algorithm ||
          result.algorithm == dnn::kForwardImplicitPrecompGemm)) {
-      plan->algorithm = result.algorithm;
-      plan->math_type = exact ? dnn::kFmaMath : result.math_type;
-      plan->workspace_size = result.memory;
-      return {};
+      plan->choices.push_back({result.algorithm,
+                               exact ? dnn::kFmaMath : result.math_type,
+                               result.memory});
     }
   }
-  return Unsupported("cuDNN", "no deterministic algorithm for this shape");
+  return plan->choices.empty()
+             ? Unsupported("cuDNN", "no deterministic algorithm for this shape")
+             : Status{};
 }
 
 void LogRefusal(const Status& status, const Problem& p, const Call& call) {
@@ -244,39 +251,44 @@ class Session {
     Plan* plan = nullptr;
     TFO_CUDA_RETURN_IF_ERROR(FindPlan(p, d, call, &plan));
     TFO_CUDA_RETURN_IF_ERROR(plan->status);
-    const Status status = Execute(p, d, *plan, call);
-    if (IsUnsupported(status)) {
-      plan->status = status;
-      LogRefusal(status, p, call);
+    while (true) {
+      const Status status = Execute(p, d, plan->choices.front(), call);
+      if (!IsUnsupported(status)) return status;
+      // What the library refuses after all is not tried again.
+      plan->choices.erase(plan->choices.begin());
+      if (plan->choices.empty()) {
+        plan->status = status;
+        LogRefusal(status, p, call);
+        return status;
+      }
     }
-    return status;
   }
 
  private:
-  using Key = std::array<std::int64_t, 20>;
+  using Key = std::array<std::int64_t, 26>;
 
   explicit Session(dnn::Handle handle) : handle_(handle) {}
 
-  Status Execute(const Problem& p, const Descriptors& d, const Plan& plan,
+  Status Execute(const Problem& p, const Descriptors& d, const Choice& choice,
                  const Call& call) {
-    TFO_DNN(SetConvolutionMathType, d.convolution.get(), plan.math_type);
+    TFO_DNN(SetConvolutionMathType, d.convolution.get(), choice.math_type);
     void* workspace = nullptr;
     TFO_CUDA_RETURN_IF_ERROR(
-        AllocateScratch(call, plan.workspace_size, &workspace));
+        AllocateScratch(call, choice.workspace_size, &workspace));
     const float one = 1, zero = 0;
     switch (p.kind) {
       case Kind::kForward:
         TFO_DNN(ConvolutionForward, handle_, &one, d.input.get(), p.input,
-                d.filters.get(), p.filters, d.convolution.get(), plan.algorithm,
-                workspace, plan.workspace_size, &zero, d.output.get(),
-                p.result);
+                d.filters.get(), p.filters, d.convolution.get(),
+                choice.algorithm, workspace, choice.workspace_size, &zero,
+                d.output.get(), p.result);
         break;
       case Kind::kBiasAct: {
         const void* bias;
         TFO_CUDA_RETURN_IF_ERROR(BiasOrZero(p, call, &bias));
         TFO_DNN(ConvolutionBiasActivationForward, handle_, &one, d.input.get(),
                 p.input, d.filters.get(), p.filters, d.convolution.get(),
-                plan.algorithm, workspace, plan.workspace_size,
+                choice.algorithm, workspace, choice.workspace_size,
                 p.side_input ? &one : &zero, d.output.get(),
                 p.side_input ? p.side_input : p.result, d.bias.get(), bias,
                 d.activation.get(), d.output.get(), p.result);
@@ -285,13 +297,13 @@ class Session {
       case Kind::kInputGradient:
         TFO_DNN(ConvolutionBackwardData, handle_, &one, d.filters.get(),
                 p.filters, d.output.get(), p.output, d.convolution.get(),
-                plan.algorithm, workspace, plan.workspace_size, &zero,
+                choice.algorithm, workspace, choice.workspace_size, &zero,
                 d.input.get(), p.result);
         break;
       case Kind::kFiltersGradient:
         TFO_DNN(ConvolutionBackwardFilter, handle_, &one, d.input.get(),
                 p.input, d.output.get(), p.output, d.convolution.get(),
-                plan.algorithm, workspace, plan.workspace_size,
+                choice.algorithm, workspace, choice.workspace_size,
                 p.accumulate ? &one : &zero, d.filters.get(), p.result);
         break;
     }
@@ -321,7 +333,13 @@ class Session {
                      s.dilation_w,
                      s.pad_top,
                      s.pad_left,
-                     s.input_channels_first};
+                     s.input_channels_first,
+                     AlignmentOf(p.input),
+                     AlignmentOf(p.filters),
+                     AlignmentOf(p.output),
+                     AlignmentOf(p.result),
+                     AlignmentOf(p.bias),
+                     p.side_input ? AlignmentOf(p.side_input) : 0};
     const auto [entry, inserted] = plans_.try_emplace(key);
     *plan = &entry->second;
     if (!inserted) return {};

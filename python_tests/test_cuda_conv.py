@@ -156,11 +156,12 @@ class Recorded:
         self.lines()
 
     def lines(self):
-        """cuDNN's calls since the last time: convolutions, and questions for an algorithm."""
+        """cuDNN's calls since the last time: convolutions, also refused ones, and questions for an
+        algorithm."""
         return self.library.emulation_record().decode().splitlines()
 
     def convolutions(self):
-        return [line for line in self.lines() if not line.startswith("heuristic")]
+        return [v for v in self.lines() if not v.startswith(("heuristic", "refusal"))]
 
     def check(self, case):
         test_conv.check(case, forward=self.run.forward, gradients=self.run.gradients)
@@ -265,11 +266,14 @@ def test_pointwise_is_a_product(recorded):
 
 
 def test_plans_are_kept(recorded):
+    """And algorithms that were refused in the end are not tried again."""
     case = cases.ConvCase(image=(7, 11))
     recorded.check(case)
-    recorded.lines()
+    lines = recorded.lines()
+    for what in ("heuristic", "refusal"):
+        assert sum(line.startswith(what) for line in lines) == 3
     recorded.check(case)
-    assert not [line for line in recorded.lines() if line.startswith("heuristic")]
+    assert len(recorded.lines()) == 3
 
 
 @pytest.mark.parametrize("layout", cases.LAYOUTS)

@@ -42,8 +42,11 @@ namespace {
 constexpr std::size_t kWorkspaceBytes = 1000;
 // Answers to a request for an algorithm, fastest first. Only the last is to be
 // taken: the first is not the same from run to run, the second wants too much
-// memory, the third rounds float32 to float16.
-constexpr Algorithm kAlgorithms[] = {5, 6, 7, kForwardImplicitPrecompGemm};
+// memory, the third rounds float32 to float16, the fourth is refused in the
+// end.
+constexpr Algorithm kUnwilling = 4;
+constexpr Algorithm kAlgorithms[] = {5, 6, 7, kUnwilling,
+                                     kForwardImplicitPrecompGemm};
 
 emulation::Type TypeOf(DataType type) {
   return type == kHalf       ? emulation::Type::kHalf
@@ -112,7 +115,7 @@ Status Answer(const std::string& line, bool valid, int requested, int* returned,
   if (!valid) return kBadParam;
   if (emulation::IsIn(emulation::Refused(), line)) return kNotSupported;
   if (emulation::IsIn(emulation::Failing(), line)) return kInternalError;
-  for (int i = 0; i < 4 && i < requested; ++i) {
+  for (int i = 0; i < 5 && i < requested; ++i) {
     results[i] = {kAlgorithms[i],
                   kSuccess,
                   1.0f + i,
@@ -129,6 +132,10 @@ Status Answer(const std::string& line, bool valid, int requested, int* returned,
 Status Begin(const std::string& line, const OpaqueConvolution& conv,
              const void* alpha, Algorithm algorithm, void* workspace,
              std::size_t workspace_size, bool valid) {
+  if (algorithm == kUnwilling) {
+    emulation::Record() += "refusal " + line + "\n";
+    return kNotSupported;
+  }
   emulation::Record() +=
       line + " math=" + std::to_string(conv.math_type) + "\n";
   if (!valid || algorithm != kForwardImplicitPrecompGemm ||
