@@ -17,6 +17,8 @@ SHAPES = [
     ((3, 17, 2, 3), True),
     ((2, 5, 16, 24), True),
     ((2, 3, 7, 7), True),
+    # An activation alone, whatever its shape.
+    ((4099, 1), False),
 ]
 
 

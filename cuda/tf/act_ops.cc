@@ -12,7 +12,7 @@ struct GpuEngine {
   static absl::Status Forward(tensorflow::OpKernelContext* ctx,
                               const tfo::ActArgs& args) {
     return ToAbsl(tfo::cuda::BiasActForward(
-        {args.dtype, 1, 1, args.size, args.activation, args.alpha, args.x,
+        {args.dtype, args.size, 1, 1, args.activation, args.alpha, args.x,
          nullptr, nullptr, nullptr, args.y, nullptr},
         StreamOf(ctx)));
   }
@@ -21,7 +21,7 @@ struct GpuEngine {
                                const tfo::ActGradientArgs& args) {
     ScratchOwner scratch(ctx);
     return ToAbsl(tfo::cuda::BiasActGradient(
-        {args.dtype, 1, 1, args.size, args.activation, args.alpha, args.dy,
+        {args.dtype, args.size, 1, 1, args.activation, args.alpha, args.dy,
          args.saved, args.x_grad, nullptr},
         scratch.scratch(), StreamOf(ctx)));
   }
