@@ -71,10 +71,14 @@ Array FromCudaArrayInterface(const char* name, const py::dict& interface) {
 }
 
 Array FromDlpack(const char* name, const py::object& object, Stream stream) {
-  if (object.attr("__dlpack_device__")()
-          .cast<py::tuple>()[0]
-          .cast<std::int32_t>() != kDLCuda) {
+  const auto device = object.attr("__dlpack_device__")().cast<py::tuple>();
+  if (device[0].cast<std::int32_t>() != kDLCuda)
     Refuse(name, "must be in the memory of a CUDA device");
+  int current = 0;
+  if (cudaGetDevice(&current) == cudaSuccess &&
+      device[1].cast<int>() != current) {
+    Refuse(name, "must be in the memory of the current device, " +
+                     std::to_string(current));
   }
   // In DLPack the handle 0 is ambiguous and 1 stands for the default stream.
   const auto handle = reinterpret_cast<std::uintptr_t>(stream);
