@@ -32,6 +32,11 @@ inline tfo::Parallel ParallelOf(tensorflow::OpKernelContext* ctx) {
   return {&RunTasks, pool, pool->NumThreads()};
 }
 
+// Whether the op's memory is the processor's.
+inline bool OnCpu(tensorflow::OpKernelContext* ctx) {
+  return ctx->op_device_context() == nullptr;
+}
+
 // Scratch memory from the op's allocator, alive as long as this object.
 class ScratchOwner {
  public:
@@ -51,7 +56,7 @@ class ScratchOwner {
       return nullptr;
     }
     tensors_.push_back(tensor);
-    AdviseHugePages(tensor.data(), bytes);
+    if (OnCpu(ctx_)) AdviseHugePages(tensor.data(), bytes);
     return tensor.data();
   }
 
@@ -82,8 +87,7 @@ inline absl::Status Output(tensorflow::OpKernelContext* ctx,
   TF_RETURN_IF_ERROR(
       ctx->forward_input_or_allocate_output(candidates, index, shape, &tensor));
   *data = tensor->data();
-  const bool on_cpu = ctx->op_device_context() == nullptr;
-  if (on_cpu) AdviseHugePages(*data, tensor->TotalBytes());
+  if (OnCpu(ctx)) AdviseHugePages(*data, tensor->TotalBytes());
   return absl::OkStatus();
 }
 
