@@ -108,6 +108,7 @@ struct CorrelationPlan {
   std::int64_t BlockSize() const {
     return late ? panels_together * block_rows * kColumns : 0;
   }
+  // Of a band, at most.
   std::int64_t Tiles() const {
     return bands.rows * CeilDiv(bands.columns, kTileRows<Operand<T>>);
   }
@@ -290,6 +291,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
         p.paired ? EvenParts(rows, 2)
         : joined ? EvenParts((rows - 1) * width + columns, kTileRows<E>)
                  : EvenParts(columns, kTileRows<E>);
+    // A tile's part is of lines, or of pixels.
     const std::int64_t of_part = p.paired ? columns : 1;
     const std::int64_t tiles = (joined || p.paired ? 1 : rows) * parts.count();
     const std::int64_t first_panel = group * p.panels_per_task;
