@@ -173,6 +173,18 @@ def test_empty(device, shape):
     assert dz.shape == shape and not bias_grad.any()
 
 
+@pytest.mark.parametrize(("producer", "waits"), [(None, 0), (1, 1), (77, 1)])
+def test_what_another_stream_computes_is_waited_for(producer, waits):
+    device = backend("emulated")
+    x = device.put(np.ones((3, 5), "float32"))
+    y = device.poisoned((3, 5), "float32")
+    x.__cuda_array_interface__["stream"] = producer
+    before = device.module.waits()
+    device.module.bias_act_forward(x, y, stream=0)
+    assert device.module.waits() - before == waits
+    np.testing.assert_array_equal(device.get(y), np.ones((3, 5)))
+
+
 def test_wrong_arguments(device):
     x = device.put(np.zeros((2, 3), np.float32))
     for arguments, message in (

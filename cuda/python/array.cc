@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include "cuda/launch.h"
 #include "cuda/python/dlpack.h"
 
 namespace tfo::cuda::python {
@@ -46,8 +47,20 @@ int Bytes(ElementType type) {
   }
 }
 
+// Lets `stream` wait for what `producer` has been given.
+void WaitFor(Stream producer, Stream stream) {
+  cudaEvent_t event;
+  Raise(RuntimeStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
+                      "cudaEventCreateWithFlags"));
+  cudaError_t code = cudaEventRecord(event, producer);
+  if (code == cudaSuccess) code = cudaStreamWaitEvent(stream, event, 0);
+  cudaEventDestroy(event);
+  Raise(RuntimeStatus(code, "cudaStreamWaitEvent"));
+}
+
 // https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
-Array FromCudaArrayInterface(const char* name, const py::dict& interface) {
+Array FromCudaArrayInterface(const char* name, const py::dict& interface,
+                             Stream stream) {
   Array array;
   const std::string typestr = py::str(interface["typestr"]);
   // bfloat16 has no letter of its own: libraries give it as two opaque bytes.
@@ -66,6 +79,12 @@ Array FromCudaArrayInterface(const char* name, const py::dict& interface) {
     Shape strides = interface["strides"].cast<Shape>();
     for (std::int64_t& stride : strides) stride /= Bytes(array.type);
     RequireDense(name, array.shape, strides);
+  }
+  // Its numbers of the default streams are the runtime's handles.
+  if (interface.contains("stream") && !interface["stream"].is_none()) {
+    const auto producer =
+        reinterpret_cast<Stream>(interface["stream"].cast<std::uintptr_t>());
+    if (producer != stream) WaitFor(producer, stream);
   }
   return array;
 }
@@ -117,8 +136,8 @@ Array ArrayOf(const char* name, const py::object& object, Stream stream,
   if (py::hasattr(object, "__dlpack__")) {
     array = FromDlpack(name, object, stream);
   } else if (py::hasattr(object, "__cuda_array_interface__")) {
-    array =
-        FromCudaArrayInterface(name, object.attr("__cuda_array_interface__"));
+    array = FromCudaArrayInterface(
+        name, object.attr("__cuda_array_interface__"), stream);
   } else {
     Refuse(name,
            "must be an array on the device: __dlpack__ or "

@@ -82,7 +82,7 @@ struct Device {
   bool reverse = false;  // run the threads of a block backwards
 };
 extern Device device;
-extern long launches, cooperative_launches;
+extern long launches, cooperative_launches, waits;
 // Kernels that may have more than 48 KiB of dynamic shared memory.
 extern std::set<const void*> large_kernels;
 
@@ -140,6 +140,21 @@ cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t);
 cudaError_t cudaFreeAsync(void* memory, cudaStream_t);
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes,
                             cudaStream_t);
+
+// Streams run in the order of the calls; that one waits is counted.
+using cudaEvent_t = int;
+constexpr unsigned cudaEventDisableTiming = 2;
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, unsigned) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+  ++cuda_emulation::waits;
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 
 // A lower limit than the device's would also be that of other threads.
 inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute,

@@ -18,7 +18,7 @@ uint4 tfo_shared_memory[256 * 1024 / sizeof(uint4)];  // of the running block
 namespace cuda_emulation {
 
 Device device;
-long launches = 0, cooperative_launches = 0;
+long launches = 0, cooperative_launches = 0, waits = 0;
 std::set<const void*> large_kernels;
 
 namespace {

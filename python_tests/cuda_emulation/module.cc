@@ -21,4 +21,5 @@ PYBIND11_MODULE(_cuda_emulation, module) {
   module.def("launches", [] { return cuda_emulation::launches; });
   module.def("cooperative_launches",
              [] { return cuda_emulation::cooperative_launches; });
+  module.def("waits", [] { return cuda_emulation::waits; });
 }
