@@ -45,7 +45,8 @@ bool CorrelateExchanged(const Correlation<T>& c, const Parallel& parallel,
   const T* from = x.source.data;
   FilterMap map{x.map.c, x.map.w, 0};
   if (x.source.saved != nullptr) {
-    // The last of an odd number of bfloat16 is made a pair.
+    // In x's own type, as if x had been stored. The last of an odd number of
+    // bfloat16 is made a pair.
     const std::int64_t pitch = CeilDiv(depth, 2) * 2;
     T* const to = scratch.Allocate<T>(rows * pitch);
     if (to == nullptr) return false;
