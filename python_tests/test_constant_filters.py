@@ -39,6 +39,7 @@ OPS = {
     "one_pixel": (conv, (1, 1, 1, 40), (3, 3, 40, 33)),
     "product": (product, (50, 37), (37, 65)),
     "one_row": (product, (1, 300), (300, 129)),
+    "twelve_rows": (product, (12, 300), (300, 129)),
     "no_columns": (product, (3, 4), (4, 0)),
 }
 
@@ -137,10 +138,17 @@ def test_concurrent_first_calls(case):
     assert_close("y", results[0], op(x, w, False), "float32")
 
 
-# Filters with taps that meet no pixel are packed without these, for the image at hand; those of
-# few rows are read as they are.
+# Filters with taps that meet no pixel are packed without these, for the image at hand; those of one
+# row are read as they are, those of some more only where they change.
 @pytest.mark.parametrize(
-    ("name", "kept"), [("conv", True), ("product", True), ("one_row", False), ("one_pixel", False)]
+    ("name", "kept"),
+    [
+        ("conv", True),
+        ("product", True),
+        ("twelve_rows", True),
+        ("one_row", False),
+        ("one_pixel", False),
+    ],
 )
 def test_they_are_kept_where_that_pays(name, kept):
     """What is done to the filters behind TensorFlow's back shows whether they are read again."""

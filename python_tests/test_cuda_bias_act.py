@@ -185,6 +185,21 @@ def test_what_another_stream_computes_is_waited_for(producer, waits):
     np.testing.assert_array_equal(device.get(y), np.ones((3, 5)))
 
 
+class OnAnotherDevice:
+    def __dlpack_device__(self):
+        return (2, 1)
+
+    def __dlpack__(self, stream):
+        raise AssertionError("asked for what cannot be taken")
+
+
+def test_arrays_of_another_device_are_refused():
+    device = backend("emulated")
+    x = device.put(np.ones((3, 5), "float32"))
+    with pytest.raises(ValueError, match="y must be in the memory of the current device, 0"):
+        device.module.bias_act_forward(x, OnAnotherDevice(), stream=0)
+
+
 def test_wrong_arguments(device):
     x = device.put(np.zeros((2, 3), np.float32))
     for arguments, message in (

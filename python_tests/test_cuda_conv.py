@@ -276,6 +276,15 @@ def test_plans_are_kept(recorded):
     assert len(recorded.lines()) == 3
 
 
+def test_plans_are_kept_by_alignment(recorded):
+    case = cases.ConvCase(image=(7, 13))
+    operands = arrays(case)
+    for misaligned, asked in (((), 1), (("input",), 1), ((), 0), (("input",), 0)):
+        recorded.run.forward(case, *operands, misaligned=misaligned)
+        lines = recorded.lines()
+        assert sum(line.startswith("heuristic") for line in lines) == asked
+
+
 @pytest.mark.parametrize("layout", cases.LAYOUTS)
 def test_large_batches_go_in_parts(layout, recorded):
     """The emulated cuDNN takes tensors of 5000 elements, in place of 2**31 - 1."""
