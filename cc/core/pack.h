@@ -27,9 +27,10 @@ TFO_INLINE std::int64_t NumPanels(std::int64_t columns) {
   return (columns + kTileColumns<A> - 1) / kTileColumns<A>;
 }
 
-// Operands of filters that are packed in a cycle. Small ones are not worth
-// waking a thread for.
-constexpr std::int64_t kPackedPerCycle = 4;
+// Cycles to pack an operand of filters, from memory that no cache holds. Small
+// ones are not worth waking a thread for.
+template <class E>
+constexpr std::int64_t kPackCycles = kPlanes<E> > 1 ? 3 : 1;
 // How far to look ahead over pages, where the processor does not itself.
 constexpr int kPackedRowsAhead = 8;
 
@@ -166,17 +167,22 @@ void PackFilters(const T* filters, const FilterMap& map, const TapList& list,
   const std::int64_t plane = PackedPlane<T>(list.count * rows, columns);
   const OperandsIn<Operand<T>> to{packed, plane};
   Zero(packed + kPlanes<Operand<T>> * plane, kRowsBehind<Operand<T>> * width);
-  constexpr std::int64_t kPart = 8 * width;
-  const std::int64_t groups = CeilDiv(columns, kPart);
+  constexpr std::int64_t kRows = 256, kColumns = 8 * width;  // of a task
+  const std::int64_t parts = CeilDiv(rows, kRows);
+  const std::int64_t groups = CeilDiv(columns, kColumns);
   auto task = [&](std::int64_t index, int) {
-    const std::int64_t tap = index / groups;
-    const std::int64_t column = index % groups * kPart;
-    PackRows(filters + column * map.column, map, list, channels, tap * rows,
-             (tap + 1) * rows, Min(columns - column, kPart), panel_stride,
-             to + column / width * panel_stride + tap * rows * width);
+    const std::int64_t tap = index / groups / parts;
+    const std::int64_t row = index / groups % parts * kRows;
+    const std::int64_t column = index % groups * kColumns;
+    const std::int64_t begin = tap * rows + row;
+    PackRows(filters + column * map.column, map, list, channels, begin,
+             begin + Min(rows - row, kRows), Min(columns - column, kColumns),
+             panel_stride, to + column / width * panel_stride + begin * width);
   };
-  ParallelFor(parallel, list.count * groups, rows * kPart / kPackedPerCycle,
-              task);
+  ParallelFor(
+      parallel, list.count * parts * groups,
+      Min(rows, kRows) * Min(columns, kColumns) * kPackCycles<Operand<T>>,
+      task);
 }
 
 }  // namespace
