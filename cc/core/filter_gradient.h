@@ -34,8 +34,8 @@ class FilterGradientWork {
     const Bands& bands = p_.bands;
     x_size_ = p_.rows == 0 || p_.direct ? 0
               : p_.transposed ? p_.block * p_.pitch / kElements<E>
-                              : p_.images * p_.image_pitch + kLanes<A>;
-    num_lines_ = p_.images * bands.rows;
+                              : p_.bands.images * p_.image_pitch + kLanes<A>;
+    num_lines_ = bands.images * bands.rows;
     if (g_.input_gradient != nullptr &&
         !dense_.Prepare(s_, g_.filters, {map_.column, map_.row, map_.matrix},
                         g_.input_gradient, g_.x_map, dz_.pixels(), parallel,
@@ -45,12 +45,11 @@ class FilterGradientWork {
     const int workers = parallel.num_workers;
     runs_ = scratch.Allocate<Segment>(g_.x.taps.count + 1);
     lines_ = scratch.Allocate<Segment>(num_lines_ * workers);
-    b_offset_ = scratch.Allocate<std::int64_t>(p_.images * workers);
     sums_ = scratch.Allocate<A>(p_.slices * p_.panels * p_.PanelSize<A>());
     x_ = scratch.Allocate<E>(kPlanes<E> * x_size_ * workers);
     dx_tile_ = scratch.Allocate<A>(dense_.kTileSize * workers);
-    if (runs_ == nullptr || lines_ == nullptr || b_offset_ == nullptr ||
-        sums_ == nullptr || x_ == nullptr || dx_tile_ == nullptr ||
+    if (runs_ == nullptr || lines_ == nullptr || sums_ == nullptr ||
+        x_ == nullptr || dx_tile_ == nullptr ||
         !dz_.Allocate(g_.input_gradient != nullptr ? &dense_ : nullptr, workers,
                       scratch)) {
       return false;
@@ -125,8 +124,8 @@ class FilterGradientWork {
     b.index = index;
     b.j = index % bands.across * bands.columns;
     b.i = index / bands.across % bands.down * bands.rows;
-    b.n = index / bands.across / bands.down * p_.images;
-    b.images = Min(p_.images, s_.batch - b.n);
+    b.n = index / bands.across / bands.down * p_.bands.images;
+    b.images = Min(p_.bands.images, s_.batch - b.n);
     b.height = Min(bands.rows, s_.out_h - b.i);
     b.width = Min(bands.columns, s_.out_w - b.j);
     b.source_h = b.i * g_.x.stride_h + g_.x.taps.min_h;
@@ -167,9 +166,8 @@ class FilterGradientWork {
           p_.by_rows || kTransposesRows<E> ? panels.end : 1;
       for (std::int64_t panel = panels.begin; panel < panels.end;
            panel += together)
-        AddProducts(band, lines, b_offset_ + worker * p_.images,
-                    {panel, Min(panel + together, panels.end)}, block,
-                    dz + (panel - panels.begin) * dz_.panel_size(), sums,
+        AddProducts(band, lines, {panel, Min(panel + together, panels.end)},
+                    block, dz + (panel - panels.begin) * dz_.panel_size(), sums,
                     &next_x, &next_dz);
     }
     if (p_.streamed) FlushStores();
@@ -215,7 +213,7 @@ class FilterGradientWork {
     const Range inside =
         Inside(band.source_w, 1, p_.bands.source_columns, x.width);
     // Whether all that products read is written anyway.
-    const bool whole = p_.dz_front == 0 && p_.image_pitch == p_.dz_image &&
+    const bool whole = p_.dz_front == 0 && p_.dz_back == 0 &&
                        p_.image_pitch == inside.end - inside.begin;
     if (!whole) Zero(to, count * p_.pitch);
     if (inside.begin == inside.end) return;
@@ -266,7 +264,7 @@ class FilterGradientWork {
       const std::int64_t first = last ? 0 : c + p_.block;
       const std::int64_t pixels =
           map.c != 1 ? 0
-          : p_.images > 1
+          : p_.bands.images > 1
               ? next.images * x.height * x.width
               : (p_.bands.across > 1 ? p_.bands.source_columns
                                      : p_.bands.source_rows * x.width);
@@ -278,10 +276,6 @@ class FilterGradientWork {
               map.w,
               end,
               tiles};
-    }
-    if (p_.images > 1) {
-      return {x.source, map.Offset(band.n + p_.images, 0, 0),
-              p_.images * map.batch, end, tiles};
     }
     return x.After(p_.bands, band.n, band.source_h, band.source_w, tiles);
   }
@@ -318,25 +312,21 @@ class FilterGradientWork {
     // adds nothing.
     constexpr std::int64_t kStep = 64 / sizeof(BFloat16);
     constexpr std::int64_t kPair = kElements<E>;
-    for (std::int64_t m = 0; m < band.images; ++m) {
-      const std::int64_t shift = m * p_.image_pitch + runs_[run].offset;
-      const std::int64_t begin =
-          (shift + inside.begin * p_.line) / kStep * kStep;
-      const std::int64_t end =
-          CeilDiv(shift + inside.end * p_.line, kStep) * kStep;
-      const std::int64_t pixel = p_.dz_front + m * p_.dz_image + begin - shift;
-      lines[m] = {begin / kPair, (end - begin) / kPair};
-      b_offset[m] =
-          pixel / kPair * kColumns + pixel % kPair * dz_.parity_size();
-    }
-    return {block.x, p_.pitch / kPair, dz, lines,
-            inside.begin < inside.end ? band.images : 0};
+    const std::int64_t shift = runs_[run].offset;
+    const std::int64_t begin = (shift + inside.begin * p_.line) / kStep * kStep;
+    const std::int64_t last = (band.images - 1) * p_.image_pitch;
+    const std::int64_t end =
+        CeilDiv(shift + last + inside.end * p_.line, kStep) * kStep;
+    const std::int64_t pixel = p_.dz_front + begin - shift;
+    *lines = {begin / kPair, (end - begin) / kPair};
+    *b_offset = pixel / kPair * kColumns + pixel % kPair * dz_.parity_size();
+    return {block.x, p_.pitch / kPair, dz, lines, inside.begin < inside.end};
   }
 
   // Adds the products of a block of x and some panels of dz.
-  void AddProducts(const Band& band, Segment* lines, std::int64_t* b_offset,
-                   const Range& panels, const Block& block, const E* dz,
-                   A* sums, Lookahead<T>* next_x, Lookahead<T>* next_dz) {
+  void AddProducts(const Band& band, Segment* lines, const Range& panels,
+                   const Block& block, const E* dz, A* sums,
+                   Lookahead<T>* next_x, Lookahead<T>* next_dz) {
     const TapList& taps = g_.x.taps;
     const bool whole = p_.block == s_.in_c;
     PrefetchList prefetch;
@@ -347,7 +337,8 @@ class FilterGradientWork {
     for (std::int64_t run = 0; run < num_runs_; ++run) {
       const std::int64_t length = whole ? runs_[run].length : block.count;
       const EvenParts parts(length, kTileRows<E>);
-      const Pixels pixels = PixelsUnder(run, band, block, dz, lines, b_offset);
+      std::int64_t b_offset = 0;
+      const Pixels pixels = PixelsUnder(run, band, block, dz, lines, &b_offset);
       const std::int64_t out =
           taps.taps[first_row / s_.in_c].filter * map_.matrix +
           first_row % s_.in_c * map_.row;
@@ -421,7 +412,7 @@ class FilterGradientWork {
           next_dz->Advance(tile.num_panels, &prefetch);
           const int tile_columns =
               tile.num_panels > 1 ? static_cast<int>(kColumns) : num_columns;
-          if (p_.transposed) tile.b_offset = b_offset;
+          if (p_.transposed) tile.b_offset = &b_offset;
           kTransposesRows<E>&& p_.transposed
               ? RunTile<E, kTransposesRows<E>>(num_rows, tile_columns, tile)
               : RunTile<E, false>(num_rows, tile_columns, tile);
@@ -460,7 +451,6 @@ class FilterGradientWork {
   // Of each worker: the lines of a band under the first tap, in the order of
   // dz.
   Segment* lines_;
-  std::int64_t* b_offset_;  // where they begin in dz, of images that are lines
   std::int64_t num_lines_;
   A* sums_;
   GradientPanels<T> dz_;

@@ -61,12 +61,12 @@ struct FilterGradient {
 struct FilterGradientPlan {
   std::int64_t block;  // channels of x at a time
   // Channels of x lie apart, `pitch` elements, and the pixels of an image are
-  // one line under all taps. In dz there are zeros where x's rows, of `line`
-  // pixels, are longer, and before and behind each image: products begin where
-  // x does at a cache line, under whatever tap. So dz also comes as pairs that
-  // begin at odd pixels.
+  // one line under all taps; so are images. In dz there are zeros where x's
+  // rows, of `line` pixels, are longer, between images, and before and behind
+  // all of them: products begin where x does at a cache line, under whatever
+  // tap. So dz also comes as pairs that begin at odd pixels.
   bool transposed;
-  std::int64_t line, dz_image, dz_front;
+  std::int64_t line, dz_image, dz_front, dz_back;
   std::int64_t parities;
   std::int64_t pitch, row_pitch;
   std::int64_t k_stride;  // between operands of a line
@@ -74,7 +74,6 @@ struct FilterGradientPlan {
   PairedColumns pairs;
   bool direct;
   Bands bands;
-  std::int64_t images;  // whole ones that make up a band
   std::int64_t image_pitch;
   std::int64_t num_bands, panels, rows;
   std::int64_t slices, groups, panels_per_group, fitting_panels;
@@ -121,6 +120,15 @@ TFO_INLINE std::int64_t EvenCount(std::int64_t total, std::int64_t most) {
   return best;
 }
 
+// The pixels at the end of one of x's lines that are also those at the
+// beginning of the next: padding of both, and nothing that dz meets. Likewise
+// of images.
+TFO_INLINE std::int64_t SharedPadding(std::int64_t first, std::int64_t length,
+                                      std::int64_t size, std::int64_t of_dz) {
+  const std::int64_t behind = first + length - size;
+  return Max(Min(Min(-first, behind), length - of_dz), 0);
+}
+
 // Cuts x into blocks of so many channels, bands and slices.
 template <class T>
 void CutInput(const FilterGradient<T>& g, const Portion& portion,
@@ -138,8 +146,15 @@ void CutInput(const FilterGradient<T>& g, const Portion& portion,
   const std::int64_t pixel_operands =
       p.transposed ? NumOperands<Operand<T>>(block) : p.pitch;
   p.bands = CutIntoBands(g.x, pixel_operands, portion.pixels, kBandBytes);
-  p.line =
-      p.transposed ? CeilDiv(p.bands.source_columns, 2) * 2 : p.bands.columns;
+  p.line = p.bands.columns;
+  if (p.transposed) {
+    const std::int64_t length = p.bands.source_columns;
+    const std::int64_t shared =
+        p.bands.across == 1
+            ? SharedPadding(g.x.taps.min_w, length, g.x.width, p.bands.columns)
+            : 0;
+    p.line = CeilDiv(length - shared, 2) * 2;
+  }
   // Under taps above each other, every other pixel only begins a pair.
   const bool alternate =
       kPaired && g.x.taps.PerRow() == 1 && g.x.stride_w == 1 && g.x.map.c == 1;
@@ -150,7 +165,7 @@ void CutInput(const FilterGradient<T>& g, const Portion& portion,
   p.row_pitch = p.direct       ? g.x.map.h
                 : p.transposed ? p.line
                                : p.columns * p.pitch;
-  p.num_bands = s.batch * p.bands.down * p.bands.across;
+  p.num_bands = p.bands.Count(s.batch);
   p.panels = NumPanels<A>(s.out_c);
   p.rows = g.filters_gradient == nullptr ? 0 : g.x.taps.count * s.in_c;
   p.in_place = false;
@@ -208,37 +223,46 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
   // are loaded and stored for every band.
   const std::int64_t image_size = p.bands.source_rows * p.row_pitch;
   const std::int64_t image_operands = image_size * (p.transposed ? p.block : 1);
-  p.images = 1;
   if (p.num_bands == s.batch) {
     const std::int64_t most =
         Min(Min(portion.pixels / Max(s.out_h * s.out_w, 1),
                 x_operands / Max(image_operands, 1)),
             s.batch / p.slices);
-    p.images = EvenPart(s.batch, Max(most, 1));
-    p.num_bands = CeilDiv(s.batch, p.images);
+    p.bands.images = EvenPart(s.batch, Max(most, 1));
+    p.num_bands = p.bands.Count(s.batch);
   }
   p.image_pitch = p.direct ? g.x.map.batch : image_size;
-  // An odd number of cache lines, so that channels do not fall into the same
-  // few sets of the first-level cache.
-  constexpr std::int64_t kLineElements = 64 / sizeof(BFloat16);
   p.dz_image = p.bands.rows * p.line;
   p.dz_front = 0;
+  p.dz_back = 0;
   p.parities = 1;
   if (p.transposed) {
-    p.dz_image = CeilDiv(p.dz_image, kLineElements) * kLineElements;
-    if (g.x.taps.count > 1 || p.images > 1) {
-      p.dz_image += kLineElements;
+    // An odd number of cache lines, so that channels do not fall into the same
+    // few sets of the first-level cache.
+    constexpr std::int64_t kLineElements = 64 / sizeof(BFloat16);
+    if (p.bands.images > 1) {
+      p.image_pitch -= SharedPadding(g.x.taps.min_h, p.bands.source_rows,
+                                     g.x.height, p.bands.rows) *
+                       p.line;
+      p.dz_image = p.image_pitch;
+    }
+    if (g.x.taps.count > 1 || p.bands.images > 1) {
       p.dz_front = kLineElements;
+      p.dz_back = kLineElements;
+    } else {
+      p.dz_back =
+          CeilDiv(p.dz_image, kLineElements) * kLineElements - p.dz_image;
     }
     p.parities = g.x.taps.count > 1 ? 2 : 1;
-    const std::int64_t size = p.images * p.image_pitch + g.x.taps.max_w -
-                              g.x.taps.min_w + kLineElements;
+    const std::int64_t size = (p.bands.images - 1) * p.image_pitch +
+                              image_size + g.x.taps.max_w - g.x.taps.min_w +
+                              kLineElements;
     p.pitch = (CeilDiv(size, kLineElements) | 1) * kLineElements;
   }
   const std::int64_t groups =
       CeilDiv(Min(kTasksPerWorker * num_workers, kMaxSlices), p.slices);
-  const std::int64_t panel_bytes = p.images * p.dz_image * kTileColumns<A> *
-                                   kOperandBytes<Operand<T>> /
+  const std::int64_t panel_bytes = (p.bands.images * p.dz_image + p.dz_back) *
+                                   kTileColumns<A> * kOperandBytes<Operand<T>> /
                                    kElements<Operand<T>>;
   p.fitting_panels = Max(portion.dz_bytes / panel_bytes, 1);
   p.panels_per_group = g.input_gradient != nullptr

@@ -20,9 +20,9 @@ class GradientPanels {
 
   GradientPanels(const FilterGradient<T>& g, const FilterGradientPlan& p)
       : g_(g), p_(p) {
-    pixels_ = p.dz_front + p.images * p.dz_image;
+    pixels_ = p.dz_front + p.bands.images * p.dz_image + p.dz_back;
     parity_size_ = (p.transposed ? NumOperands<E>(pixels_)
-                                 : p.images * p.bands.rows *
+                                 : p.bands.images * p.bands.rows *
                                        NumOperands<E>(p.bands.columns)) *
                    kColumns;
     panel_size_ = p.parities * parity_size_;
@@ -91,9 +91,9 @@ class GradientPanels {
     const std::int64_t line = (p_.transposed ? p_.line : band.width) * kColumns;
     const std::int64_t image = p_.transposed ? p_.dz_image * kColumns : line;
     const std::int64_t row = p_.transposed ? line : band.images * line;
-    const std::int64_t pixels = p_.transposed
-                                    ? p_.dz_front + band.images * p_.dz_image
-                                    : band.images * band.height * band.width;
+    const std::int64_t pixels =
+        p_.transposed ? p_.dz_front + band.images * p_.dz_image + p_.dz_back
+                      : band.images * band.height * band.width;
     const std::int64_t out_c = g_.shape.out_c;
     Box box{band.i,
             band.j,
@@ -140,6 +140,8 @@ class GradientPanels {
         Zero(panel + (image + at) * kColumns, gap * kColumns);
       Zero(panel + (image + end) * kColumns, (p_.dz_image - end) * kColumns);
     }
+    Zero(panel + (p_.dz_front + band.images * p_.dz_image) * kColumns,
+         p_.dz_back * kColumns);
   }
 
   // What is to be had from a panel by itself.

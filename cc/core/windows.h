@@ -18,6 +18,16 @@ struct Bands {
   std::int64_t rows, columns;                // of the grid, per band
   std::int64_t down, across;                 // bands per image
   std::int64_t source_rows, source_columns;  // gathered for a band
+  std::int64_t images = 1;                   // whole ones that make up a band
+
+  // Of `batch` images.
+  TFO_INLINE std::int64_t Count(std::int64_t batch) const {
+    return CeilDiv(batch, images) * down * across;
+  }
+  // Of one, at most.
+  TFO_INLINE std::int64_t Tiles(std::int64_t most_rows) const {
+    return images * rows * CeilDiv(columns, most_rows);
+  }
 };
 
 // A batch of images under a filter that stops at every pixel of a grid.
@@ -64,6 +74,11 @@ struct Windows {
   TFO_INLINE Lookahead<T> After(const Bands& bands, std::int64_t n,
                                 std::int64_t h, std::int64_t w,
                                 std::int64_t steps) const {
+    if (bands.images > 1) {
+      return {source, map.Offset(n + bands.images, 0, 0),
+              map.c == 1 ? bands.images * map.batch : 0, batch * map.batch,
+              Max(steps, 1)};
+    }
     const bool whole_rows = bands.across == 1;
     const std::int64_t begin =
         whole_rows ? map.Offset(n, Max(h, 0) + bands.source_rows, 0)
