@@ -456,7 +456,10 @@ void RunAmxTileOf(const TileOperands<E>& t, int rows) {
 template <class E, bool kContiguousK>
 TFO_INLINE void RunAmxTile(int rows, int columns, const TileOperands<E>& t) {
   const bool wide = columns > kAmxColumns;
-  if (rows > kAmxRows) {
+  // Two lines take two registers, however short they are.
+  const bool evenly = !kContiguousK || rows < 3 ||
+                      t.row_offset[rows - 1] == (rows - 1) * t.row_offset[1];
+  if (rows > kAmxRows || !evenly) {
     wide ? RunAmxTileOf<E, kContiguousK, 2, 2>(t, rows)
          : RunAmxTileOf<E, kContiguousK, 2, 1>(t, rows);
   } else {

@@ -197,18 +197,16 @@ CorrelationPlan<T> Plan(const Correlation<T>& c, std::int64_t num_workers) {
              c.epilogue.map.h == x.grid_w * c.epilogue.map.w;
   // Rows of large tiles must lie equally far apart in each half, as those of a
   // line do; or of all lines, together with what is between them, where that
-  // makes fewer tiles.
-  constexpr std::int64_t kRows = kTileRows<Operand<T>>;
+  // makes fewer halves.
+  constexpr std::int64_t kRows = kTileRows<Operand<T>>, kHalf = kRows / 2;
   const bool large = kRows > kRegisterRows;
-  p.paired =
-      large && p.bands.columns > kRows / 4 && p.bands.columns <= kRows / 2;
+  p.paired = large && p.bands.columns <= kHalf;
   const std::int64_t of_lines =
-      p.paired ? CeilDiv(p.bands.rows, 2)
-               : p.bands.rows * CeilDiv(p.bands.columns, kRows);
+      p.bands.rows * (p.paired ? 1 : 2 * CeilDiv(p.bands.columns, kRows));
   p.flat =
       large && !p.direct && x.stride_h == 1 && x.stride_w == 1 &&
       CeilDiv((p.bands.rows - 1) * p.bands.source_columns + p.bands.columns,
-              kRows) < of_lines;
+              kHalf) < of_lines;
   p.paired = p.paired && !p.flat;
   p.late =
       few && c.packed == nullptr && p.num_bands == 1 && p.Tiles() <= kFewTiles;
