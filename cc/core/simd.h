@@ -5,6 +5,7 @@
 #define TFO_CC_CORE_SIMD_H_
 
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -75,6 +76,33 @@ template <class V>
 TFO_INLINE void KeepLoaded(V& v) {
 #if defined(__x86_64__)
   __asm__("" : "+v"(v));
+#endif
+}
+
+// a > b ? a : b, and a < b ? a : b: b where one of them is no number. An
+// instruction, which the compilers do not take for these expressions.
+template <class A>
+TFO_INLINE Vec<A> Larger(Vec<A> a, Vec<A> b) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<A, float>) {
+    return (Vec<A>)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
+  } else {
+    return (Vec<A>)_mm512_maskz_max_pd(0xff, (__m512d)a, (__m512d)b);
+  }
+#else
+  return a > b ? a : b;
+#endif
+}
+template <class A>
+TFO_INLINE Vec<A> Smaller(Vec<A> a, Vec<A> b) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<A, float>) {
+    return (Vec<A>)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);
+  } else {
+    return (Vec<A>)_mm512_maskz_min_pd(0xff, (__m512d)a, (__m512d)b);
+  }
+#else
+  return a < b ? a : b;
 #endif
 }
 

@@ -121,8 +121,7 @@ struct VectorMath {
   }
 
   static TFO_INLINE V Clamp(V x) {
-    x = x < Splat(K::kExpMin) ? Splat(K::kExpMin) : x;
-    return x > Splat(K::kExpMax) ? Splat(K::kExpMax) : x;
+    return Smaller<A>(Splat(K::kExpMax), Larger<A>(Splat(K::kExpMin), x));
   }
 
   // Of finite x; of 16 bits, of any.
@@ -159,9 +158,7 @@ struct VectorMath {
 
   static TFO_INLINE V Tanh(V x) {
     const V magnitude = x < V{} ? -x : x;
-    const V t =
-        Expm1(A(2) * (magnitude > Splat(K::kTanhOne) ? Splat(K::kTanhOne)
-                                                     : magnitude));
+    const V t = Expm1(A(2) * Smaller<A>(Splat(K::kTanhOne), magnitude));
     const V value = t / (t + A(2));
     return x < V{} ? -value : value;
   }
@@ -172,7 +169,7 @@ struct VectorMath {
       const V t = Reciprocal(A(1) + K::kErfcxScale * x);
       return Polynomial(K::kErfcxPolynomial, t) * t;
     } else {
-      x = x > Splat(K::kErfcxEnd) ? Splat(K::kErfcxEnd) : x;
+      x = Smaller<A>(Splat(K::kErfcxEnd), x);
       const V a = x + A(3), b = A(1) + A(2) * x;
       const V r = Reciprocal(a * b);
       return Polynomial(K::kErfcxPolynomial, (x - A(3)) * b * r) * (a * r);
