@@ -60,6 +60,8 @@ CASES = [
     (1, (21, 15), 130, 20, (5, 5), (1, 1), (1, 1), (2, 2, 2, 2)),
     (2, (27, 25), 20, 40, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)),
     (1, (9, 31), 24, 33, (1, 1), (2, 2), (1, 1), (0, 0, 0, 0)),
+    (3, (13, 9), 40, 33, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)),
+    (2, (3, 2), 20, 40, (3, 3), (2, 1), (1, 1), (1, 1, 1, 1)),
     # Few columns: depths that are no whole vectors, pixels that are no whole tiles, several parts
     # of them; and padding, which is none.
     (2, (9, 13), 70, 1, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
@@ -79,6 +81,9 @@ CASES = [
     (43, (5, 4), 6, 9, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     (35, (5, 5), 7, 20, (1, 1), (2, 2), (1, 1), (0, 0, 0, 0)),
     (37, (1, 5), 5, 40, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    # And that share a band forward, too: of so many filters that no cache keeps them.
+    (11, (7, 7), 170, 160, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    (9, (8, 6), 150, 190, (3, 3), (2, 2), (1, 1), (0, 1, 2, 1)),
     # Few output channels, or no input channels; the pixels of a line in whole tiles and parts, and
     # in several bands.
     (2, (9, 67), 37, 3, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
