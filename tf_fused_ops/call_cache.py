@@ -18,7 +18,8 @@ from tensorflow.python.framework import dtypes, ops
 
 from tf_fused_ops.remapper import tracing
 
-_HANDLES = (dtypes.resource, dtypes.variant)  # their traces depend on more than the dtype
+# Their traces depend on more than the dtype.
+_HANDLES = (dtypes.resource.as_datatype_enum, dtypes.variant.as_datatype_enum)
 _LITERALS = (bool, int, float, str, type(None))
 _MOST_CALLS = 1024  # as many as TensorFlow keeps
 
@@ -30,10 +31,11 @@ class _Undescribed(Exception):
 def _describe(value, tensors):
     kind = type(value)
     if kind is ops.EagerTensor:
-        if value.dtype in _HANDLES:
+        dtype = value._datatype_enum()
+        if dtype in _HANDLES:
             raise _Undescribed
         tensors.append(value)
-        return value.dtype, value._shape_tuple()
+        return dtype, value._shape_tuple()
     if kind in _LITERALS:
         return kind, value
     if kind is tuple or kind is list:
