@@ -113,10 +113,11 @@ bool Forward(const ConvForwardArgs& args, const Parallel& parallel,
     if (!ForwardOutputs<T>(args, parallel, scratch, &mean)) return false;
   } else {
     double* none = nullptr;
-    const auto group = [&](const ConvForwardArgs& one, const Scratch& own) {
-      return ForwardOutputs<T>(one, parallel, own, &none);
+    const auto group = [&](const ConvForwardArgs& one, const Parallel& threads,
+                           const Scratch& own) {
+      return ForwardOutputs<T>(one, threads, own, &none);
     };
-    if (!ForGroups<T>(args, scratch, group)) return false;
+    if (!ForGroups<T>(args, parallel, scratch, group)) return false;
   }
   if (args.moments == nullptr) return true;
   const std::int64_t pixels = s.out_h * s.out_w;

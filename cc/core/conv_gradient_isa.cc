@@ -361,17 +361,20 @@ bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
               const Scratch& scratch) {
   const ConvShape& s = args.shape;
   if (s.groups == 1) return Gradients<T>(args, parallel, scratch);
-  const auto group = [&](const ConvGradientArgs& one, const Scratch& own) {
-    return Gradients<T>(one, parallel, own);
+  const auto group = [](const ConvGradientArgs& one, const Parallel& threads,
+                        const Scratch& own) {
+    return Gradients<T>(one, threads, own);
   };
   ConvGradientArgs input = args, sums = args;
   input.filters_gradient = input.bias_gradient = nullptr;
   input.side_input_gradient = nullptr;
   sums.input_gradient = nullptr;
-  return (HasSmallGroups<T>(s) ? Gradients<T>(sums, parallel, scratch)
-                               : ForGroups<T>(sums, scratch, group)) &&
-         (HasSmallGroupsBackwards<T>(s) ? Gradients<T>(input, parallel, scratch)
-                                        : ForGroups<T>(input, scratch, group));
+  return (HasSmallGroups<T>(s)
+              ? Gradients<T>(sums, parallel, scratch)
+              : ForGroups<T>(sums, parallel, scratch, group)) &&
+         (HasSmallGroupsBackwards<T>(s)
+              ? Gradients<T>(input, parallel, scratch)
+              : ForGroups<T>(input, parallel, scratch, group));
 }
 
 }  // namespace
