@@ -33,6 +33,8 @@ constexpr std::int64_t kPanelsBytes = (kHasAmx ? 384 : 256) << 10;
 // Bands may be larger where workers then share them evenly (measured with AMX,
 // dense layers of 512 to 2048 channels: 0.9 to 1.0 of the time).
 constexpr std::int64_t kMostBandBytes = 800 << 10;
+// So many for each worker end evenly enough.
+constexpr std::int64_t kEvenBands = 16;
 // Filters of which the second-level cache keeps little until the next band.
 // Small images share bands there (measured with AMX, 3x3, 512 channels of 7x7
 // pixels: 0.75 to 0.88 of the time in float32, 0.6 to 0.78 in bfloat16; but up
@@ -176,9 +178,11 @@ CorrelationPlan<T> Plan(const Correlation<T>& c, std::int64_t num_workers) {
     return CeilDiv(bands.Count(x.batch), num_workers) *
            (2 * bands.Tiles(kTileRows<Operand<T>>) + 1);
   };
+  const bool evens =
+      cut_freely && !few && p.num_bands < kEvenBands * num_workers;
   const std::int64_t least = p.num_bands * kBandBytes / kMostBandBytes;
   for (std::int64_t even = CeilDiv(Max(least, 1), num_workers) * num_workers;
-       cut_freely && !few && even < 2 * p.num_bands; even += num_workers) {
+       evens && even < 2 * p.num_bands; even += num_workers) {
     const Bands bands = cut(CeilDiv(grid, even), kMostBandBytes);
     if (bands.Count(x.batch) == even && load(bands) < load(p.bands)) {
       p.bands = bands;
