@@ -93,7 +93,9 @@ class LockedScratch {
   bool locked_ = false;
 };
 
-// Of which small work is told from what is worth a thread.
+// Shares of fewer products are not worth a thread, nor memory of their own.
+constexpr std::int64_t kLeastShare = 1 << 20;
+// A guess, for the pool.
 constexpr std::int64_t kProductsPerCycle = 16;
 
 // Calls body(args of a group, threads, scratch memory) for all groups, as long
@@ -115,7 +117,10 @@ bool ForGroups(const Args& args, const Parallel& parallel,
   };
   const std::int64_t workers = parallel.num_workers;
   const std::int64_t even = EvenTasks(groups, 1, workers);
-  if (even - groups > groups / 8) return run({0, groups}, parallel, scratch);
+  const std::int64_t products = groups / workers * s.batch * s.out_h * s.out_w *
+                                s.kernel_h * s.kernel_w * s.in_c * s.out_c;
+  if (even - groups > groups / 8 || products < kLeastShare)
+    return run({0, groups}, parallel, scratch);
   LockedScratch locked(scratch);
   bool failed = false;
   auto task = [&](std::int64_t index, int) {
@@ -123,10 +128,7 @@ bool ForGroups(const Args& args, const Parallel& parallel,
     if (!run(share, ThisThread(), locked.scratch()))
       __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
   };
-  ParallelFor(parallel, workers,
-              groups / workers * s.batch * s.out_h * s.out_w * s.kernel_h *
-                  s.kernel_w * s.in_c * s.out_c / kProductsPerCycle,
-              task);
+  ParallelFor(parallel, workers, products / kProductsPerCycle, task);
   return !failed;
 }
 
