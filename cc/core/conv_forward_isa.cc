@@ -158,8 +158,9 @@ bool Pack(const ConvForwardArgs& args, const Parallel& parallel,
       return TransformFilters(c, static_cast<Accumulator<T>*>(packed), parallel,
                               scratch);
   }
-  PackFilters(c.filters, c.filter_map, c.x.taps, s.in_c, s.out_c,
-              static_cast<Operand<T>*>(packed), parallel);
+  FilterPacking<T>(c.filters, c.filter_map, c.x.taps, s.in_c, s.out_c,
+                   static_cast<Operand<T>*>(packed))
+      .Run(parallel);
   return true;
 }
 

@@ -9,6 +9,7 @@
 #include "cc/core/pack.h"
 #include "cc/core/scratch.h"
 #include "cc/core/shared_scratch.h"
+#include "cc/core/shared_work.h"
 #include "cc/core/tile.h"
 #include "cc/core/windows.h"
 
@@ -269,13 +270,18 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
   A* own_sums = scratch.Allocate<A>(p.WorkerSums() * parallel.num_workers);
   if (own == nullptr || own_sums == nullptr) return false;
   const E* packed = static_cast<const E*>(c.packed);
+  E* to = nullptr;
   if (packed == nullptr && !p.late) {
-    E* to = scratch.Allocate<E>(PackedSize<T>(num_rows, c.out_channels));
+    packed = to = scratch.Allocate<E>(PackedSize<T>(num_rows, c.out_channels));
     if (to == nullptr) return false;
-    PackFilters(c.filters, c.filter_map, x.taps, x.channels, c.out_channels, to,
-                parallel);
-    packed = to;
   }
+  const FilterPacking<T> packing(c.filters, c.filter_map, x.taps, x.channels,
+                                 c.out_channels, to);
+  // The tasks do that, where they keep all workers busy.
+  const std::int64_t num_tasks = p.num_bands * p.PanelGroups();
+  const bool prepared = num_tasks < parallel.num_workers;
+  if (prepared) packing.Run(parallel);
+  SharedWork preparation;
 
   BandMoments<A> moments;
   if (c.moments != nullptr && !moments.Prepare(p.num_bands, p.panels, scratch))
@@ -297,6 +303,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
     const std::int64_t columns = Min(bands.columns, x.grid_w - j0);
     const std::int64_t h = i0 * x.stride_h + x.taps.min_h,
                        w = j0 * x.stride_w + x.taps.min_w;
+    if (!prepared) preparation.Finish(packing.Count(), packing);
     E* const gathered = own + worker * p.WorkerOperands();
     E* const block_filters = gathered + kPlanes<E> * p.BandSize();
     A* const sums = own_sums + worker * p.WorkerSums();
@@ -477,7 +484,7 @@ bool Correlate(const Correlation<T>& c, const Parallel& parallel,
     }
     if (epilogue.stream) FlushStores();
   };
-  ParallelFor(parallel, p.num_bands * p.PanelGroups(),
+  ParallelFor(parallel, num_tasks,
               Max(num_rows, 1) * Min(p.panels_per_task, p.panels) *
                   bands.images * bands.rows * bands.columns,
               task);

@@ -46,7 +46,8 @@ class DenseInputGradient {
     E* packed = scratch.Allocate<E>(PackedSize<T>(depth_, channels_));
     segments_ = scratch.Allocate<Segment>(num_panels_);
     if (packed == nullptr || segments_ == nullptr) return false;
-    PackFilters(filters, map, taps, s.out_c, channels_, packed, parallel);
+    FilterPacking<T>(filters, map, taps, s.out_c, channels_, packed)
+        .Run(parallel);
     packed_ = packed;
     for (std::int64_t p = 0; p < num_panels_; ++p)
       segments_[p] = {p * panel_size_, Min(kRow, depth_ - p * kRow)};

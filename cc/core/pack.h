@@ -154,36 +154,61 @@ TFO_INLINE std::int64_t PackedSize(std::int64_t rows, std::int64_t columns) {
          kRowsBehind<E> * kTileColumns<Accumulator<T>>;
 }
 
-// Packs the matrices of all taps: panel p holds the rows of all taps, each of
-// kTileColumns operands, and a plane all panels.
+// Packs the matrices of all taps, part by part: panel p holds the rows of all
+// taps, each of kTileColumns operands, and a plane all panels. To null:
+// nothing.
 template <class T>
-void PackFilters(const T* filters, const FilterMap& map, const TapList& list,
-                 std::int64_t channels, std::int64_t columns,
-                 Operand<T>* packed, const Parallel& parallel) {
-  using A = Accumulator<T>;
-  constexpr int width = kTileColumns<A>;
-  const std::int64_t rows = NumOperands<Operand<T>>(channels);
-  const std::int64_t panel_stride = list.count * rows * width;
-  const std::int64_t plane = PackedPlane<T>(list.count * rows, columns);
-  const OperandsIn<Operand<T>> to{packed, plane};
-  Zero(packed + kPlanes<Operand<T>> * plane, kRowsBehind<Operand<T>> * width);
-  constexpr std::int64_t kRows = 256, kColumns = 8 * width;  // of a task
-  const std::int64_t parts = CeilDiv(rows, kRows);
-  const std::int64_t groups = CeilDiv(columns, kColumns);
-  auto task = [&](std::int64_t index, int) {
-    const std::int64_t tap = index / groups / parts;
-    const std::int64_t row = index / groups % parts * kRows;
-    const std::int64_t column = index % groups * kColumns;
-    const std::int64_t begin = tap * rows + row;
-    PackRows(filters + column * map.column, map, list, channels, begin,
-             begin + Min(rows - row, kRows), Min(columns - column, kColumns),
-             panel_stride, to + column / width * panel_stride + begin * width);
-  };
-  ParallelFor(
-      parallel, list.count * parts * groups,
-      Min(rows, kRows) * Min(columns, kColumns) * kPackCycles<Operand<T>>,
-      task);
-}
+class FilterPacking {
+ public:
+  FilterPacking(const T* filters, const FilterMap& map, const TapList& list,
+                std::int64_t channels, std::int64_t columns, Operand<T>* packed)
+      : filters_(filters),
+        map_(map),
+        list_(list),
+        channels_(channels),
+        columns_(columns),
+        rows_(NumOperands<E>(channels)),
+        parts_(CeilDiv(rows_, kRows)),
+        groups_(CeilDiv(columns, kColumns)),
+        count_(packed == nullptr ? 0 : list.count * parts_ * groups_),
+        to_{packed, PackedPlane<T>(list.count * rows_, columns)} {
+    if (packed == nullptr) return;
+    Zero(packed + kPlanes<E> * PackedPlane<T>(list.count * rows_, columns),
+         kRowsBehind<E> * kWidth);
+  }
+
+  void Run(const Parallel& parallel) const {
+    auto task = [&](std::int64_t index, int) { (*this)(index); };
+    ParallelFor(parallel, count_,
+                Min(rows_, kRows) * Min(columns_, kColumns) * kPackCycles<E>,
+                task);
+  }
+
+  std::int64_t Count() const { return count_; }
+  // A part.
+  void operator()(std::int64_t index) const {
+    const std::int64_t tap = index / groups_ / parts_;
+    const std::int64_t row = index / groups_ % parts_ * kRows;
+    const std::int64_t column = index % groups_ * kColumns;
+    const std::int64_t begin = tap * rows_ + row;
+    const std::int64_t panel_stride = list_.count * rows_ * kWidth;
+    PackRows(filters_ + column * map_.column, map_, list_, channels_, begin,
+             begin + Min(rows_ - row, kRows), Min(columns_ - column, kColumns),
+             panel_stride,
+             to_ + column / kWidth * panel_stride + begin * kWidth);
+  }
+
+ private:
+  using E = Operand<T>;
+  static constexpr int kWidth = kTileColumns<Accumulator<T>>;
+  static constexpr std::int64_t kRows = 256, kColumns = 8 * kWidth;
+
+  const T* const filters_;
+  const FilterMap map_;
+  const TapList& list_;
+  const std::int64_t channels_, columns_, rows_, parts_, groups_, count_;
+  const OperandsIn<E> to_;
+};
 
 }  // namespace
 }  // namespace tfo::TFO_ISA
