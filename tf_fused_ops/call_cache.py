@@ -16,6 +16,7 @@ from tensorflow.python.eager.polymorphic_function import (
 )
 from tensorflow.python.framework import dtypes, ops
 
+from tf_fused_ops import short_graphs
 from tf_fused_ops.remapper import tracing
 
 # Their traces depend on more than the dtype.
@@ -79,6 +80,26 @@ def _check_tensorflow():
     )
 
 
+class _Call:
+    """A trace, and the places of its inputs among the tensors of a call."""
+
+    def __init__(self, trace, places):
+        self._trace = trace
+        self._places = places
+        try:
+            self._short = short_graphs.ShortGraph(trace.graph)
+        except ValueError:
+            self._short = None
+
+    def __call__(self, tensors):
+        trace = self._trace
+        inputs = [tensors[place] for place in self._places]
+        if self._short is None or not short_graphs.wanted():
+            return trace._call_flat(inputs, trace.captured_inputs)
+        outputs = self._short.run(inputs + trace.captured_inputs)
+        return trace.function_type.pack_output(outputs)
+
+
 class CallCache:
     """The traces of one function that calls have led to."""
 
@@ -87,7 +108,7 @@ class CallCache:
         self._calls = {}
 
     def find(self, description):
-        """The trace and the places of its inputs among the tensors of such a call, or None."""
+        """What computes such a call's result from its tensors, or None."""
         return self._calls.get(description)
 
     def add(self, description, tensors, args, kwargs, options):
@@ -116,5 +137,5 @@ class CallCache:
         # Other inputs are made of Python values or are default values of parameters.
         known = all(id(tensor) in places for tensor in inputs)
         self._calls[description] = (
-            (trace, [places[id(tensor)] for tensor in inputs]) if known else None
+            _Call(trace, [places[id(tensor)] for tensor in inputs]) if known else None
         )

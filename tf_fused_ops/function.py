@@ -30,8 +30,7 @@ class Function(polymorphic_function.Function):
         description, tensors = call_cache.describe(args, kwargs)
         found = self._calls.find(description)
         if found is not None:
-            trace, places = found
-            return trace._call_flat([tensors[place] for place in places], trace.captured_inputs)
+            return found(tensors)
         traced = self.experimental_get_tracing_count()
         result = super()._call(*args, **kwargs)
         if description is not None and self.experimental_get_tracing_count() == traced:
