@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 import viz_programs
 from google.protobuf import text_format
+from tensorflow.python.eager import context
 from viz_programs import CONV_SPECS, LOOP_SPECS, MATMUL_SPECS
 
 from tf_fused_ops import viz
@@ -99,6 +100,19 @@ def test_unchanged_constants_are_left_out():
     data = _payload(viz_programs.matmul_bias_gelu, MATMUL_SPECS, ("debug_stripper",))
     without, with_all = (engine.draw(data, "all", constants=c)["visible"][0] for c in (False, True))
     assert len(with_all) == len(without) + 5
+
+
+def test_graphs_that_others_collect_are_not_drawn():
+    large = tf.function(lambda x: tf.add_n([x * float(i) for i in range(40)]))
+    state = context.context()
+    state.enable_graph_collection()
+    try:
+        large(tf.zeros([5, 6]))
+        data = _payload(viz_programs.conv_bias_relu, names=("partitions",))
+    finally:
+        state.disable_graph_collection()
+    texts = _texts(engine.draw(data, details=("shapes",))["svg"])
+    assert "f32[3,3,4,8]" in texts and "f32[5,6]" not in texts
 
 
 def test_details():

@@ -60,6 +60,7 @@ def _collect(function, source):
     arguments = [_zeros(spec) for spec in _specs(source)]
     state = context.context()
     state.enable_graph_collection()
+    state.export_run_metadata()  # drops what others have collected and left there
     try:
         function(*arguments)
         metadata = state.export_run_metadata()
