@@ -16,8 +16,16 @@ struct DeviceMath {
   static TFO_HOST_DEVICE float Exp(float x) { return expf(x > 88 ? 88 : x); }
   static TFO_HOST_DEVICE float Expm1(float x) { return expm1f(x); }
   static TFO_HOST_DEVICE float Tanh(float x) { return tanhf(x); }
-  static TFO_HOST_DEVICE float Erfcx(float x) { return erfcxf(x); }
   static TFO_HOST_DEVICE float Reciprocal(float x) { return 1.0f / x; }
+  static TFO_HOST_DEVICE float Positive(float x) { return x > 0 ? x : 0; }
+  static TFO_HOST_DEVICE float Magnitude(float x) {
+    const float magnitude = fabsf(x);
+    return magnitude > 13.2f ? 13.2f : magnitude;
+  }
+  static TFO_HOST_DEVICE NormalTail<float> Tail(float x) {
+    const float exp = expf(-0.5f * x * x);
+    return {0.5f * exp * erfcxf(x * 0.70710678f), exp};
+  }
 };
 
 using DeviceActivation = ActivationFunctions<DeviceMath, float>;

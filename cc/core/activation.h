@@ -52,8 +52,15 @@ constexpr TFO_HOST_DEVICE bool SlopeFromValue(Activation activation,
                                               : activation <= Activation::kTanh;
 }
 
+// The standard normal distribution at x: P(Z > x), and e^(-x^2 / 2).
+template <class V>
+struct NormalTail {
+  V tail, exp;
+};
+
 // `Math` supplies Exp, which stays finite where e^x would not, Expm1, Tanh,
-// Erfcx and Reciprocal for V, and Scalar: float or double.
+// Reciprocal, Positive, the NormalTail of a Magnitude, which is as large as its
+// tail is a normal number, for V, and Scalar: float or double.
 // V is Scalar or a vector of it. Comparisons are written so that a NaN argument
 // stays NaN.
 template <class Math, class V>
@@ -86,20 +93,6 @@ struct ActivationFunctions {
                 Constant(kTwoSqrt2OverPi * kGeluCubic) * z * z);
   }
 
-  // The standard normal distribution function, and its slope but for a factor.
-  struct Normal {
-    V cdf, exp;
-  };
-  // With erfc(x) = e^(-x^2) erfcx(x), which needs the slope's exponential.
-  static TFO_HOST_DEVICE Normal NormalAt(V z) {
-    const V magnitude = z < V{} ? -z : z;
-    const V exp = Math::Exp(Constant(-0.5) * z * z);
-    const V tail =
-        Constant(0.5) * exp *
-        Math::Erfcx(magnitude * Constant(0.70710678118654752440084436210485));
-    return {z > V{} ? Constant(1) - tail : tail, exp};
-  }
-
   template <Activation A>
   static TFO_HOST_DEVICE V Value(V z, V alpha) {
     if constexpr (A == Activation::kRelu) {
@@ -127,7 +120,9 @@ struct ActivationFunctions {
     } else if constexpr (A == Activation::kGeluTanh) {
       return z * Logistic(GeluArgument(z));
     } else if constexpr (A == Activation::kGeluErf) {
-      return z * NormalAt(z).cdf;
+      // z P(Z <= z) = max(z, 0) - |z| P(Z > |z|)
+      const V magnitude = Math::Magnitude(z);
+      return Math::Positive(z) - magnitude * Math::Tail(magnitude).tail;
     } else {
       return z;
     }
@@ -168,8 +163,8 @@ struct ActivationFunctions {
                    Constant(3 * kTwoSqrt2OverPi * kGeluCubic) * saved * saved;
       return s + saved * s * (s * e) * du;
     } else if constexpr (A == Activation::kGeluErf) {
-      const Normal n = NormalAt(saved);
-      return n.cdf +
+      const NormalTail<V> n = Math::Tail(Math::Magnitude(saved));
+      return (saved > V{} ? one - n.tail : n.tail) +
              saved * (Constant(0.39894228040143267793994605993438) * n.exp);
     } else {
       return one;

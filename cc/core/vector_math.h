@@ -1,6 +1,6 @@
-// exp, expm1, tanh and erfcx on vectors. Polynomials: Chebyshev interpolation
-// of the stated function, computed in 60 digits; the stated errors are those of
-// the polynomial, relative.
+// exp, expm1, tanh and the normal distribution on vectors. Polynomials:
+// Chebyshev interpolation of the stated function, computed in 60 digits; the
+// stated errors are those of the polynomial, relative.
 #ifndef TFO_CC_CORE_VECTOR_MATH_H_
 #define TFO_CC_CORE_VECTOR_MATH_H_
 
@@ -25,16 +25,16 @@ struct MathConstants<float> {
   static constexpr float kRound =
       12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   static constexpr int kMantissaBits = 23, kExponentBias = 127;
-  static constexpr float kTanhOne = 10.0f, kErfcxEnd = 10.0f;
+  static constexpr float kTanhOne = 10.0f, kTailEnd = 13.2f;
   // (e^r - 1 - r) / r^2 on |r| <= 0.35; 1.4e-7, which is 1.7e-8 of e^r.
   static constexpr float kExpPolynomial[] = {
       0.5f, 0.1666657338f, 0.04166655011f, 0.008363773874f, 0.001392692661f};
-  // (1 + 2y) e^(y^2) erfc(y) in t = (y - 3) / (y + 3) on y in
+  // (1 + 2y) e^(y^2) erfc(y) / 2 in t = (y - 3) / (y + 3) on y = x / sqrt(2) in
   // [0, 10.1]; 2.9e-9.
-  static constexpr float kErfcxPolynomial[] = {
-      1.253008058f,    -0.1356211434f,    -0.04756228054f,  0.1296465756f,
-      -0.1192726527f,  0.06829350976f,    -0.02379023418f,  0.002579434685f,
-      0.001994474591f, -0.0007983391415f, -0.0002773269222f};
+  static constexpr float kTailPolynomial[] = {
+      0.626504029f,     -0.0678105717f,    -0.02378114027f,  0.0648232878f,
+      -0.05963632635f,  0.03414675488f,    -0.01189511709f,  0.001289717343f,
+      0.0009972372955f, -0.0003991695707f, -0.0001386634611f};
 };
 
 template <>
@@ -44,7 +44,7 @@ struct MathConstants<double> {
                           kLn2Low = 1.90821492927058770002e-10;
   static constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52
   static constexpr int kMantissaBits = 52, kExponentBias = 1023;
-  static constexpr double kTanhOne = 22.0, kErfcxEnd = 27.0;
+  static constexpr double kTanhOne = 22.0, kTailEnd = 37.6;
   // As above; 3.3e-18.
   static constexpr double kExpPolynomial[] = {0.5,
                                               0.16666666666666671438,
@@ -58,19 +58,19 @@ struct MathConstants<double> {
                                               2.5106274733573294687e-8,
                                               2.0915442297780115216e-9};
   // As above on y in [0, 27.3]; 3.0e-17.
-  static constexpr double kErfcxPolynomial[] = {
-      1.253008058269729639,       -0.13562110612458067157,
-      -0.047562294353446849415,   0.12964515870270403326,
-      -0.11927366341550477991,    0.068308027345855741933,
-      -0.023770514914689325413,   0.0025293917874392320132,
-      0.0018886903163987220201,   -0.00077983203042845542408,
-      -0.00010515951430802023436, 0.00012509811046590528435,
-      4.9482252431883122113e-6,   -0.000020096488951806805298,
-      -7.2773316931892043458e-7,  3.4636901087184282701e-6,
-      3.4913253432206376634e-7,   -6.0459806713366932816e-7,
-      -1.3114298770307866375e-7,  9.1562442314349849847e-8,
-      3.2852433981759873408e-8,   -8.4057218052148833455e-9,
-      -4.170967813794828552e-9};
+  static constexpr double kTailPolynomial[] = {
+      0.62650402913486480383,     -0.067810553062290335191,
+      -0.023781147176723423098,   0.064822579351352022092,
+      -0.059636831707752392673,   0.034154013672927870104,
+      -0.011885257457344661908,   0.0012646958937196160332,
+      0.00094434515819936102644,  -0.00038991601521422768976,
+      -5.2579757154010115612e-05, 6.2549055232952638405e-05,
+      2.474112621594156021e-06,   -1.0048244475903403273e-05,
+      -3.6386658465946023886e-07, 1.7318450543592142236e-06,
+      1.7456626716103188734e-07,  -3.0229903356683464669e-07,
+      -6.5571493851539334896e-08, 4.5781221157174923256e-08,
+      1.6426216990879937363e-08,  -4.2028609026074420138e-09,
+      -2.0854839068974142304e-09};
 };
 
 struct MathConstants16 : MathConstants<float> {
@@ -80,11 +80,12 @@ struct MathConstants16 : MathConstants<float> {
   // 2^f on |f| <= 0.5; 2.6e-6.
   static constexpr float kExp2Polynomial[] = {
       0.999999261f, 0.693121815f, 0.240247448f, 0.0559178603f, 0.00957010143f};
-  // e^(y^2) erfc(y) / t in t = 1 / (1 + kErfcxScale y) on y in [0, 10]; 8.4e-6.
-  static constexpr float kErfcxScale = 0.6375f;
-  static constexpr float kErfcxPolynomial[] = {0.359184391f,  0.369000962f,
-                                               0.218033964f,  0.385474789f,
-                                               -0.467193002f, 0.135492181f};
+  // e^(y^2) erfc(y) / 2t in t = 1 / (1 + kTailScale x) on y = x / sqrt(2) in
+  // [0, 10]; 8.4e-6.
+  static constexpr float kTailScale = 0.450780573f;
+  static constexpr float kTailPolynomial[] = {0.179592195f,  0.184500481f,
+                                              0.109016982f,  0.192737394f,
+                                              -0.233596501f, 0.0677460905f};
 };
 template <>
 struct MathConstants<BFloat16> : MathConstants16 {};
@@ -111,7 +112,6 @@ struct VectorMath {
     V scale, fraction;
   };
   static TFO_INLINE Reduced Reduce(V x) {
-    x = Clamp(x);
     const V biased = x * A(kLog2E) + K::kRound;
     const V n = biased - K::kRound;
     const V r = (x - n * K::kLn2High) - n * K::kLn2Low;
@@ -136,23 +136,24 @@ struct VectorMath {
     return A(1) / x;
   }
 
+  // 2^x of what kExpMin and kExpMax allow.
+  static TFO_INLINE V PowerOfTwo(V x) {
+    // 2^n 2^f; the integer that rounding leaves below the bias of kRound is
+    // added to the exponent.
+    const V biased = x + K::kRound;
+    const V f = x - (biased - K::kRound);
+    return BitCast<V>(BitCast<IntVec<A>>(Polynomial(K::kExp2Polynomial, f)) +
+                      (BitCast<IntVec<A>>(biased) << K::kMantissaBits));
+  }
+
   static TFO_INLINE V Exp(V x) {
-    if constexpr (kIs16Bit<T>) {
-      // 2^n 2^f; the integer that rounding leaves below the bias of kRound is
-      // added to the exponent.
-      const V power = Clamp(x) * A(kLog2E);
-      const V biased = power + K::kRound;
-      const V f = power - (biased - K::kRound);
-      return BitCast<V>(BitCast<IntVec<A>>(Polynomial(K::kExp2Polynomial, f)) +
-                        (BitCast<IntVec<A>>(biased) << K::kMantissaBits));
-    } else {
-      const Reduced e = Reduce(x);
-      return e.scale + e.scale * e.fraction;
-    }
+    if constexpr (kIs16Bit<T>) return PowerOfTwo(Clamp(x) * A(kLog2E));
+    const Reduced e = Reduce(Clamp(x));
+    return e.scale + e.scale * e.fraction;
   }
 
   static TFO_INLINE V Expm1(V x) {
-    const Reduced e = Reduce(x);
+    const Reduced e = Reduce(Clamp(x));
     return e.scale * e.fraction + (e.scale - A(1));
   }
 
@@ -163,21 +164,34 @@ struct VectorMath {
     return x < V{} ? -value : value;
   }
 
-  // e^(x^2) erfc(x) of x >= 0.
-  static TFO_INLINE V Erfcx(V x) {
+  static TFO_INLINE V Positive(V x) { return Larger<A>(x, V{}); }
+
+  static TFO_INLINE V Magnitude(V x) {
+    using Int = typename IntegerOf<A>::type;
+    constexpr auto kBits = static_cast<Int>(~0ull >> (65 - 8 * sizeof(Int)));
+    return Smaller<A>(Splat(K::kTailEnd),
+                      BitCast<V>(BitCast<IntVec<A>>(x) & kBits));
+  }
+
+  static TFO_INLINE NormalTail<V> Tail(V x) {
     if constexpr (kIs16Bit<T>) {
-      const V t = Reciprocal(A(1) + K::kErfcxScale * x);
-      return Polynomial(K::kErfcxPolynomial, t) * t;
+      const V exp = PowerOfTwo(x * x * A(-0.5 * kLog2E));
+      const V t = Reciprocal(A(1) + K::kTailScale * x);
+      return {Polynomial(K::kTailPolynomial, t) * t * exp, exp};
     } else {
-      x = Smaller<A>(Splat(K::kErfcxEnd), x);
-      const V a = x + A(3), b = A(1) + A(2) * x;
+      const Reduced e = Reduce(A(-0.5) * x * x);
+      const V exp = e.scale + e.scale * e.fraction;
+      const V a = x + A(3 * kSqrt2), b = A(1) + A(kSqrt2) * x;
       const V r = Reciprocal(a * b);
-      return Polynomial(K::kErfcxPolynomial, (x - A(3)) * b * r) * (a * r);
+      return {Polynomial(K::kTailPolynomial, (x - A(3 * kSqrt2)) * b * r) *
+                  (a * r) * exp,
+              exp};
     }
   }
 
  private:
   static constexpr double kLog2E = 1.44269504088896340735992468100;
+  static constexpr double kSqrt2 = 1.41421356237309504880168872421;
 };
 
 // Of numbers that are stored as T.
