@@ -36,6 +36,7 @@ def product(a, b, constant):
 
 OPS = {
     "conv": (conv, (2, 9, 8, 17), (3, 3, 17, 33)),
+    "long_sums": (conv, (1, 7, 7, 150), (3, 3, 150, 96)),
     "one_pixel": (conv, (1, 1, 1, 40), (3, 3, 40, 33)),
     "product": (product, (50, 37), (37, 65)),
     "one_row": (product, (1, 300), (300, 129)),
@@ -144,6 +145,7 @@ def test_concurrent_first_calls(case):
     ("name", "kept"),
     [
         ("conv", True),
+        ("long_sums", True),
         ("product", True),
         ("twelve_rows", True),
         ("one_row", False),
