@@ -1,5 +1,7 @@
 """Graphs of a few fused ops, which known calls run op by op: results, limits, and who looks on."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -93,6 +95,15 @@ def test_variables_are_read_in_each_call(functions_run):
         b.assign(B * factor)
         c.assign_add(C)
         np.testing.assert_array_equal(function(A), dense_op(A, b, c))
+    assert len(functions_run) == count
+
+
+def test_threads_share_a_function(functions_run):
+    function, expected = compiled(dense, A, B, C)
+    count = len(functions_run)
+    with ThreadPoolExecutor(4) as threads:
+        for result in threads.map(lambda _: function(A, B, C), range(200)):
+            np.testing.assert_array_equal(result, expected)
     assert len(functions_run) == count
 
 
