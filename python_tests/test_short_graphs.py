@@ -10,6 +10,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 import tf_fused_ops as tfo
+from tf_fused_ops.short_graphs import ShortGraph
 
 X, FILTERS, BIAS, DY = values((2, 5, 6, 3), (3, 3, 3, 7), (7,), (2, 5, 6, 7))
 CHANNELS = BIAS[:3]
@@ -58,29 +59,31 @@ def compiled(program, *args):
         (convolution, (X, FILTERS, BIAS)),
         (dense, (A, B, C)),
         (step, (X, FILTERS, BIAS, DY)),
-        (lambda a, b, c: dense(tf.nn.relu(dense(a, b, c)), tf.transpose(b) @ b, c), (A, B, C)),
         (lambda a, b, c: dense(dense(a, b, c), b, c), (A, B[:, :6], C[:6])),
         (lambda x: tfo.ops.batch_norm_act(x, *[CHANNELS] * 4)[0], (X,)),
     ],
-    ids=["conv", "dense", "step", "other", "two", "constant"],
+    ids=["conv", "dense", "step", "two", "constant"],
 )
-def test_same_bits_as_the_function(program, args, functions_run, request):
+def test_same_bits_as_the_function(program, args, functions_run):
     function, expected = compiled(program, *args)
     count = len(functions_run)
+    assert count > 0
     for _ in range(3):
         result = function(*args)
         tf.nest.map_structure(np.testing.assert_array_equal, result, expected)
-    as_function = request.node.callspec.id == "other"
-    assert len(functions_run) - count == (3 if as_function else 0)
+    assert len(functions_run) == count
 
 
 def test_arguments_in_another_order(functions_run):
-    function, _ = compiled(dense, A, B, C)
-    expected = tf.function(dense)(A * 2, B * 3, C * 5)
+    function = tfo.function(dense)
+    for _ in range(2):
+        function(c=C, b=B, a=A)
+    a, b, c = A * 2, B * 3, C * 5
     count = len(functions_run)
-    np.testing.assert_array_equal(function(A * 2, B * 3, C * 5), dense_op(A * 2, B * 3, C * 5))
+    result = function(c=c, b=b, a=a)
     assert len(functions_run) == count
-    np.testing.assert_allclose(function(A * 2, B * 3, C * 5), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(result, dense_op(a, b, c))
+    np.testing.assert_allclose(result, tf.function(dense)(a, b, c), rtol=1e-5, atol=1e-5)
 
 
 def dense_op(a, b, c):
@@ -118,8 +121,11 @@ def test_tapes_see_functions(functions_run):
         expected.watch(B)
         z = dense_op(A, B, C)
     np.testing.assert_array_equal(tape.gradient(y, B), expected.gradient(z, B))
-    with tf.autodiff.ForwardAccumulator(A, tf.ones_like(A)) as accumulator:
-        assert accumulator.jvp(function(A, B, C)) is not None
+    tangents = []
+    for call in (function, tf.function(dense)):
+        with tf.autodiff.ForwardAccumulator(A, tf.ones_like(A)) as accumulator:
+            tangents.append(accumulator.jvp(call(A, B, C)))
+    np.testing.assert_allclose(*tangents, rtol=1e-5, atol=1e-5)
 
 
 def test_those_who_look_on_see_functions(functions_run, tmp_path):
@@ -184,8 +190,6 @@ def test_several_devices_are_left_to_the_placer(functions_run, monkeypatch):
 
 
 def test_what_is_no_longer_read_is_let_go():
-    from tf_fused_ops.short_graphs import ShortGraph
-
     function, expected = compiled(lambda a, b, c: dense(dense(a, b, c), b, c), A, B[:, :6], C[:6])
     graph = function.get_concrete_function(A, B[:, :6], C[:6]).graph
     short = ShortGraph(graph)

@@ -58,16 +58,16 @@ class ShortGraph:
 
     def __init__(self, graph):
         ops = [op for op in graph.get_operations() if op.type not in _PASSIVE]
-        inputs = {tensor.name for tensor in graph.inputs}  # captured constants among them
-        tensors = [op.outputs[0] for op in graph.get_operations() if op.type == _CONSTANT]
-        constants = [tensor for tensor in tensors if tensor.name not in inputs]
         if len(ops) > _MOST_OPS or len(context.context().list_logical_devices()) > 1:
             raise ValueError("many ops or devices")
         if not all(op.type == _READ or _is_fused(op) for op in ops):
             raise ValueError("other ops")
+        inputs = {tensor.name for tensor in graph.inputs}  # captured constants among them
+        tensors = [op.outputs[0] for op in graph.get_operations() if op.type == _CONSTANT]
+        constants = [tensor for tensor in tensors if tensor.name not in inputs]
         if any(tensor.shape.num_elements() > _MOST_ELEMENTS for tensor in constants):
             raise ValueError("large constants")
-        self._constants = [tf.constant(tf.get_static_value(tensor)) for tensor in constants]
+        self._constants = [tf.constant(tf.get_static_value(t), t.dtype) for t in constants]
         given = [*graph.inputs, *constants]
         self._places = {tensor.name: place for place, tensor in enumerate(given)}
         self._steps = []
