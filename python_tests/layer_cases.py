@@ -12,6 +12,7 @@ KINDS = (
     layers.FusedConv2D,
     layers.FusedBatchNormalization,
     layers.FusedLayerNormalization,
+    layers.FusedRMSNormalization,
     layers.FusedDense,
     layers.FusedDepthwiseConv2D,
 )

@@ -14,7 +14,10 @@ from tf_fused_ops.layers.conv import FusedConv2D  # noqa: E402
 from tf_fused_ops.layers.convert import convert, revert  # noqa: E402
 from tf_fused_ops.layers.dense import FusedDense  # noqa: E402
 from tf_fused_ops.layers.depthwise_conv import FusedDepthwiseConv2D  # noqa: E402
-from tf_fused_ops.layers.layer_norm import FusedLayerNormalization  # noqa: E402
+from tf_fused_ops.layers.layer_norm import (  # noqa: E402
+    FusedLayerNormalization,
+    FusedRMSNormalization,
+)
 
 __all__ = [
     "FusedBatchNormalization",
@@ -22,6 +25,7 @@ __all__ = [
     "FusedDense",
     "FusedDepthwiseConv2D",
     "FusedLayerNormalization",
+    "FusedRMSNormalization",
     "convert",
     "gelu_tanh",
     "revert",

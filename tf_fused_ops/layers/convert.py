@@ -100,14 +100,14 @@ class _Convert(Rebuild):
 
 
 def _arguments(step, tensors):
-    """Returns the inputs of a call and, by name, its other arguments.
+    """Returns the first argument of a call and, by name, the others.
 
     Fused layers have those at other places than stock layers.
     """
     args, kwargs = step.node.arguments.fill_in(tensors)
     names = inspect.signature(step.operation.call).parameters
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-    return arguments.pop("inputs"), arguments
+    return arguments.pop(next(iter(names))), arguments
 
 
 def _why_kept(holder):

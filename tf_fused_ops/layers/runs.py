@@ -10,7 +10,7 @@ from tf_fused_ops.layers.batch_norm import FusedBatchNormalization
 from tf_fused_ops.layers.conv import FusedConv2D
 from tf_fused_ops.layers.dense import FusedDense
 from tf_fused_ops.layers.depthwise_conv import FusedDepthwiseConv2D
-from tf_fused_ops.layers.layer_norm import FusedLayerNormalization
+from tf_fused_ops.layers.layer_norm import FusedLayerNormalization, FusedRMSNormalization
 from tf_fused_ops.remapper import log
 
 # Exact classes: a subclass may compute anything.
@@ -20,6 +20,7 @@ FUSED = {
     keras.layers.Dense: FusedDense,
     keras.layers.DepthwiseConv2D: FusedDepthwiseConv2D,
     keras.layers.LayerNormalization: FusedLayerNormalization,
+    keras.layers.RMSNormalization: FusedRMSNormalization,
 }
 STOCK = {fused: stock for stock, fused in FUSED.items()}
 
