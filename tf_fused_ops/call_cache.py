@@ -86,10 +86,7 @@ class _Call:
     def __init__(self, trace, places):
         self._trace = trace
         self._places = places
-        try:
-            self._short = short_graphs.ShortGraph(trace.graph)
-        except ValueError:
-            self._short = None
+        self._short = short_graphs.shorten(trace.graph)
 
     def __call__(self, tensors):
         trace = self._trace

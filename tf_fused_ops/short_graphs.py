@@ -45,40 +45,56 @@ def _is_fused(op):
     )
 
 
+def _constants(graph):
+    inputs = {tensor.name for tensor in graph.inputs}  # captured constants among them
+    tensors = [op.outputs[0] for op in graph.get_operations() if op.type == _CONSTANT]
+    return [tensor for tensor in tensors if tensor.name not in inputs]
+
+
+def _has_few_ops(graph):
+    ops = [op for op in graph.get_operations() if op.type not in _PASSIVE]
+    return len(ops) <= _MOST_OPS and all(op.type == _READ or _is_fused(op) for op in ops)
+
+
+def shorten(graph):
+    """Returns the `ShortGraph` of a trace's `FuncGraph`, or None where TensorFlow should run it.
+
+    That is where it has other ops, too many of them or large constants, devices to choose from, or
+    outputs that no op makes anew.
+    """
+    if not _has_few_ops(graph) or len(context.context().list_logical_devices()) > 1:
+        return None
+    if any(tensor.shape.num_elements() > _MOST_ELEMENTS for tensor in _constants(graph)):
+        return None
+    short = ShortGraph(graph)
+    return short if short.makes_outputs() else None
+
+
 class ShortGraph:
-    """The ops of a graph in an order in which they can run.
+    """The ops of a graph of fused ops in an order in which they can run.
 
     Args:
         graph: The `FuncGraph` of a trace.
-
-    Raises:
-        ValueError: TensorFlow should run the graph: it has other ops, too many of them or large
-            constants, devices to choose from, or outputs that no op makes anew.
     """
 
     def __init__(self, graph):
-        ops = [op for op in graph.get_operations() if op.type not in _PASSIVE]
-        if len(ops) > _MOST_OPS or len(context.context().list_logical_devices()) > 1:
-            raise ValueError("many ops or devices")
-        if not all(op.type == _READ or _is_fused(op) for op in ops):
-            raise ValueError("other ops")
-        inputs = {tensor.name for tensor in graph.inputs}  # captured constants among them
-        tensors = [op.outputs[0] for op in graph.get_operations() if op.type == _CONSTANT]
-        constants = [tensor for tensor in tensors if tensor.name not in inputs]
-        if any(tensor.shape.num_elements() > _MOST_ELEMENTS for tensor in constants):
-            raise ValueError("large constants")
+        constants = _constants(graph)
         self._constants = [tf.constant(tf.get_static_value(t), t.dtype) for t in constants]
         given = [*graph.inputs, *constants]
+        self._given = len(given)
         self._places = {tensor.name: place for place, tensor in enumerate(given)}
         self._steps = []
         self._outputs = [self._place(tensor) for tensor in graph.outputs]
-        if len({*range(len(given)), *self._outputs}) < len(given) + len(self._outputs):
-            raise ValueError("outputs that no op makes anew")
         # What no later step reads is let go, as TensorFlow does.
         needed = set(self._outputs)
         for _op, sources, outputs, done in reversed(self._steps):
             done.extend({*sources, *outputs} - needed)
             needed.update(sources)
+
+    def makes_outputs(self):
+        """Whether an op makes each output, and none is there twice."""
+        outputs = set(self._outputs)
+        return len(outputs) == len(self._outputs) and not outputs & set(range(self._given))
 
     def _place(self, tensor):
         """The place of a tensor among all values, once the ops that make it have been added."""
