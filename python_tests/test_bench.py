@@ -23,6 +23,7 @@ from tf_fused_ops.cli import main
 from tf_fused_ops.remapper import rules
 
 ROOFS = machine.Roofs(operations=500e9, bytes=50e9)
+SETTINGS = {"dtype": "float32", "threads": 2}
 
 
 def test_quick_run(tmp_path, capsys):
@@ -120,8 +121,7 @@ def collected(**milliseconds):
         for peer, ms in milliseconds.items()
     }
     case = table.CASES["conv3x3_64"]
-    settings = {"dtype": "float32", "threads": 2}
-    return report.collect(settings, ROOFS, [("conv3x3_64", case, "forward", timings)])
+    return report.collect(SETTINGS, ROOFS, [("conv3x3_64", case, "forward", timings)])
 
 
 def row(values):
@@ -133,6 +133,28 @@ def test_slower_is_shown_as_slower():
     assert "1.25x " in row(values) and "0.62x slower" in row(values)
     assert values["cases"][0]["best_peer"] == "torch"
     assert "slower" not in row(collected(stock=20, torch=10, ours=9))
+
+
+@pytest.mark.parametrize("times, advice", [(15.6, False), (6.8, True)])
+def test_a_busy_tile_unit_is_shown(times, advice):
+    roofs = ROOFS._replace(tiles=times * ROOFS.operations)
+    (line,) = [
+        line for line in report.lines(report.collect(SETTINGS, roofs, [])) if line.startswith("AMX")
+    ]
+    assert f"bfloat16, {times} times that" in line
+    assert ("TF_FUSED_OPS_ISA=avx512" in line) is advice
+    assert not any("AMX" in line for line in report.lines(report.collect(SETTINGS, ROOFS, [])))
+
+
+def test_tiles_are_measured_where_they_multiply(monkeypatch):
+    for isa, dtype, measured in [
+        ("amx", "float32", True),
+        ("amx", "float16", True),
+        ("amx", "bfloat16", False),
+        ("avx512", "float32", False),
+    ]:
+        monkeypatch.setattr(_core, "isa", lambda isa=isa: isa)
+        assert (machine.measure(dtype, 1).tiles > 0) is measured
 
 
 def test_peer_that_fails_is_named_with_its_error():

@@ -7,16 +7,28 @@ from typing import NamedTuple
 
 from tf_fused_ops import _core
 
+# float32 by AMX takes six products of bfloat16, and what goes with cutting numbers into parts.
+_WORTH_TILES = 10
+
 
 class Roofs(NamedTuple):
-    """Operations (a multiply-add is two) and bytes (read or written) a second, at best."""
+    """Operations (a multiply-add is two) and bytes (read or written) a second, at best.
+
+    `tiles` are the operations of AMX where products are sums of its bfloat16 ones, otherwise 0.
+    """
 
     operations: float
     bytes: float
+    tiles: float = 0.0
 
     def best(self, other):
         """The higher roofs of two measurements."""
         return Roofs(*map(max, self, other))
+
+    @property
+    def tiles_pay(self):
+        """Whether AMX, if it is used, is as much faster as that takes."""
+        return not self.tiles or self.tiles >= _WORTH_TILES * self.operations
 
 
 def processors(threads):
@@ -70,9 +82,17 @@ def measure(dtype, threads):
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, processors(threads))
     try:
-        return Roofs(_core.multiply_add_rate(dtype, threads), _core.copy_rate(threads))
+        return Roofs(
+            _core.multiply_add_rate(dtype, threads),
+            _core.copy_rate(threads),
+            _core.multiply_add_rate("bfloat16", threads) if _uses_tiles(dtype) else 0.0,
+        )
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def _uses_tiles(dtype):
+    return _core.isa() == "amx" and dtype in ("float32", "float16")
 
 
 def describe():

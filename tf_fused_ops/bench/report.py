@@ -118,9 +118,17 @@ def lines(report):
             f"measured limits: {roofs['operations'] / 1e9:.0f} GFLOP/s, "
             f"{roofs['bytes'] / 1e9:.1f} GB/s copied (bytes read and written)"
         )
+        if roofs["tiles"]:
+            yield _tiles(machine.Roofs(**roofs))
     for key, tables in (("cases", _times), ("memory", _memory), ("scaling", _scaling)):
         if report.get(key):
             yield from tables(report)
+
+
+def _tiles(roofs):
+    rate = f"AMX: {roofs.tiles / 1e9:.0f} GFLOP/s in bfloat16, "
+    times = f"{roofs.tiles / roofs.operations:.1f} times that"
+    return rate + times + ("" if roofs.tiles_pay else "; TF_FUSED_OPS_ISA=avx512 may be faster")
 
 
 def _times(report):
