@@ -137,3 +137,12 @@ def test_nan_and_infinity(name, apply):
     y, _ = apply(name, z, np.float32)
     assert np.isnan(y[0])
     assert y[1] == (1 if name in ("sigmoid", "tanh") else 6 if name == "relu6" else np.inf)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gelu_erf_of_huge_arguments(dtype, apply, core_isa):
+    huge = np.array([1e10, 1e30, np.finfo(dtype).max, np.inf], dtype)
+    y, slope = apply("gelu_erf", np.concatenate([huge, -huge]), dtype)
+    np.testing.assert_array_equal(y[:4], huge)
+    np.testing.assert_array_equal(slope[:4], 1)
+    np.testing.assert_allclose([*y[4:], *slope[4:]], 0, atol=1e-30)

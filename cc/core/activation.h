@@ -163,9 +163,12 @@ struct ActivationFunctions {
                    Constant(3 * kTwoSqrt2OverPi * kGeluCubic) * saved * saved;
       return s + saved * s * (s * e) * du;
     } else if constexpr (A == Activation::kGeluErf) {
-      const NormalTail<V> n = Math::Tail(Math::Magnitude(saved));
-      return (saved > V{} ? one - n.tail : n.tail) +
-             saved * (Constant(0.39894228040143267793994605993438) * n.exp);
+      // P(Z <= z) + z phi(z), from the side that stays finite.
+      const V magnitude = Math::Magnitude(saved);
+      const NormalTail<V> n = Math::Tail(magnitude);
+      constexpr double kDensity = 0.39894228040143267793994605993438;
+      const V slope = n.tail - magnitude * (Constant(kDensity) * n.exp);
+      return saved > V{} ? one - slope : slope;
     } else {
       return one;
     }
