@@ -6,6 +6,7 @@
 #include "cc/core/integers.h"
 #include "cc/core/parallel.h"
 #include "cc/core/shared_scratch.h"
+#include "cc/core/spin.h"
 #include "cc/core/taps.h"
 
 namespace tfo::TFO_ISA {
@@ -82,8 +83,8 @@ class LockedScratch {
 
  private:
   void* Allocate(std::int64_t bytes) {
-    while (__atomic_test_and_set(&locked_, __ATOMIC_ACQUIRE)) {
-    }
+    Spin spin;
+    while (__atomic_test_and_set(&locked_, __ATOMIC_ACQUIRE)) spin.Wait();
     void* const data = scratch_.Allocate<char>(bytes);
     __atomic_clear(&locked_, __ATOMIC_RELEASE);
     return data;

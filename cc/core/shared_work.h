@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cc/core/simd.h"
+#include "cc/core/spin.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -22,18 +22,13 @@ class alignas(64) SharedWork {
       body(i);
       __atomic_fetch_add(&done_, 1, __ATOMIC_RELEASE);
     }
-    while (__atomic_load_n(&done_, __ATOMIC_ACQUIRE) < count) Pause();
+    Spin spin;
+    while (__atomic_load_n(&done_, __ATOMIC_ACQUIRE) < count) spin.Wait();
   }
 
  private:
   std::int64_t Next() {
     return __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED);
-  }
-
-  static TFO_INLINE void Pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
   }
 
   std::int64_t next_ = 0, done_ = 0;
