@@ -59,6 +59,27 @@ JoinLinesOfWindows(ConvShape s) {
   return s;
 }
 
+// Joins the lines of windows. A 1x1 convolution of stride 1 then sees pixels,
+// not images: one row of them, over all images where both tensors allow it.
+inline __attribute__((always_inline)) ConvShape
+Flatten(const ConvShape& shape) {
+  ConvShape s = JoinLinesOfWindows(shape);
+  if (s.kernel_h != 1 || s.kernel_w != 1 || s.stride_h != 1 ||
+      s.stride_w != 1 || s.pad_top != 0 || s.pad_left != 0 ||
+      s.in_h != s.out_h || s.in_w != s.out_w) {
+    return s;
+  }
+  s.in_w *= s.in_h;
+  s.in_h = 1;
+  if (!s.input_channels_first && !s.output_channels_first) {
+    s.in_w *= s.batch;
+    s.batch = 1;
+  }
+  s.out_h = 1;
+  s.out_w = s.in_w;
+  return s;
+}
+
 // y = activation(z * scale + bias + side_input). Null pointers: no scale, no
 // bias, no side input, pre-activation not wanted, filters not packed yet.
 struct ConvForwardArgs {

@@ -1,4 +1,5 @@
 #include "cc/core/batch_norm.h"
+#include "cc/core/correlate_in_parts.h"
 #include "cc/core/few_channels.h"
 #include "cc/core/few_rows.h"
 #include "cc/core/groups.h"

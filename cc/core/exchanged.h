@@ -6,7 +6,7 @@
 #ifndef TFO_CC_CORE_EXCHANGED_H_
 #define TFO_CC_CORE_EXCHANGED_H_
 
-#include "cc/core/correlate.h"
+#include "cc/core/correlate_in_parts.h"
 
 namespace tfo::TFO_ISA {
 namespace {

@@ -3,8 +3,9 @@
 #ifndef TFO_CC_CORE_FEW_CHANNELS_H_
 #define TFO_CC_CORE_FEW_CHANNELS_H_
 
-#include "cc/core/correlate.h"
+#include "cc/core/correlation_plan.h"
 #include "cc/core/pixel_block.h"
+#include "cc/core/tile.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -287,25 +288,20 @@ bool CorrelateFewChannels(const Correlation<T>& c, const PixelBlock& block,
         (tap.h - x.taps.min_h) * planes.RowPitch() + tap.w - x.taps.min_w;
   }
 
-  auto task = [&](std::int64_t band, int worker) {
-    const std::int64_t j0 = band % bands.across * bands.columns;
-    const std::int64_t i0 = band / bands.across % bands.down * bands.rows;
-    const std::int64_t n = band / bands.across / bands.down;
-    const std::int64_t rows = Min(bands.rows, x.grid_h - i0);
-    const std::int64_t columns = Min(bands.columns, x.grid_w - j0);
-    const std::int64_t h = i0 * x.stride_h + x.taps.min_h,
-                       w = j0 + x.taps.min_w;
+  auto task = [&](std::int64_t index, int worker) {
+    const Band band(x, bands, index);
     E* const from = own + worker * planes.Size();
     A* const sums = own_sums + worker * sums_size;
-    planes.Gather(x, n, h, w,
-                  (rows - 1) * x.stride_h + x.taps.max_h - x.taps.min_h + 1,
-                  from);
+    planes.Gather(
+        x, band.n, band.h, band.w,
+        (band.rows - 1) * x.stride_h + x.taps.max_h - x.taps.min_h + 1, from);
     Lookahead<T> lookahead =
-        x.After(bands, n, h, w, rows * CeilDiv(columns, kColumns));
+        x.After(bands, band.n, band.h, band.w,
+                band.rows * CeilDiv(band.columns, kColumns));
     PrefetchList prefetch;
-    for (std::int64_t i = 0; i < rows; ++i) {
-      for (std::int64_t j = 0; j < columns; j += kColumns) {
-        const int pixels = static_cast<int>(Min(columns - j, kColumns));
+    for (std::int64_t i = 0; i < band.rows; ++i) {
+      for (std::int64_t j = 0; j < band.columns; j += kColumns) {
+        const int pixels = static_cast<int>(Min(band.columns - j, kColumns));
         prefetch.Clear();
         lookahead.Advance(1, &prefetch);
         for (std::int64_t group = 0; group < filters.groups; ++group) {
@@ -325,11 +321,11 @@ bool CorrelateFewChannels(const Correlation<T>& c, const PixelBlock& block,
           RunTile<E, false>(filters.GroupSize(group), pixels, tile);
           prefetch.Clear();
         }
-        writer.Write(n, i0 + i, j0 + j, pixels, sums);
+        writer.Write(band.n, band.i + i, band.j + j, pixels, sums);
       }
     }
   };
-  ParallelFor(parallel, x.batch * bands.down * bands.across,
+  ParallelFor(parallel, bands.Count(x.batch),
               work * bands.rows * bands.columns / lanes, task);
   return true;
 }

@@ -8,7 +8,7 @@
 #ifndef TFO_CC_CORE_FEW_ROWS_H_
 #define TFO_CC_CORE_FEW_ROWS_H_
 
-#include "cc/core/correlate.h"
+#include "cc/core/correlation_plan.h"
 #include "cc/core/counts.h"
 
 namespace tfo::TFO_ISA {

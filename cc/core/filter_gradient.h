@@ -119,19 +119,7 @@ class FilterGradientWork {
   }
 
   Band BandAt(std::int64_t index, bool first) const {
-    const Bands& bands = p_.bands;
-    Band b;
-    b.index = index;
-    b.j = index % bands.across * bands.columns;
-    b.i = index / bands.across % bands.down * bands.rows;
-    b.n = index / bands.across / bands.down * p_.bands.images;
-    b.images = Min(p_.bands.images, s_.batch - b.n);
-    b.height = Min(bands.rows, s_.out_h - b.i);
-    b.width = Min(bands.columns, s_.out_w - b.j);
-    b.source_h = b.i * g_.x.stride_h + g_.x.taps.min_h;
-    b.source_w = b.j * g_.x.stride_w + g_.x.taps.min_w;
-    b.first = first;
-    return b;
+    return {{g_.x, p_.bands, index}, index, first};
   }
 
   // `inputs` are channels of x.
@@ -143,18 +131,18 @@ class FilterGradientWork {
       const E* const from = dz_.OfInputGradient(worker);
       for (std::int64_t m = 0; m < band.images; ++m) {
         const std::int64_t pixel =
-            p_.transposed ? p_.dz_front + m * p_.dz_image : m * band.width;
+            p_.transposed ? p_.dz_front + m * p_.dz_image : m * band.columns;
         dense_.Compute(from + pixel * dense_.kRow, band.n + m, band.j,
-                       band.width, dx_tile_ + worker * dense_.kTileSize);
+                       band.columns, dx_tile_ + worker * dense_.kTileSize);
       }
     }
     if (p_.rows == 0) return;
     Segment* const lines = lines_ + worker * num_lines_;
-    for (std::int64_t i = 0; !p_.transposed && i < band.height; ++i) {
+    for (std::int64_t i = 0; !p_.transposed && i < band.rows; ++i) {
       for (std::int64_t m = 0; m < band.images; ++m) {
         lines[i * band.images + m] = {
             m * p_.image_pitch + i * g_.x.stride_h * p_.row_pitch,
-            NumOperands<E>(band.width)};
+            NumOperands<E>(band.columns)};
       }
     }
     Lookahead<T> next_dz = GradientAfter(band, panels);
@@ -177,10 +165,10 @@ class FilterGradientWork {
                     int worker) {
     const Windows<T>& x = g_.x;
     if (p_.direct) {
-      return {first, count,
-              reinterpret_cast<const E*>(
-                  x.source.data +
-                  x.map.Offset(band.n, band.source_h, band.source_w) + first)};
+      return {
+          first, count,
+          reinterpret_cast<const E*>(
+              x.source.data + x.map.Offset(band.n, band.h, band.w) + first)};
     }
     E* const to = x_ + worker * kPlanes<E> * x_size_;
     if constexpr (kTransposesRows<E>) {
@@ -189,8 +177,8 @@ class FilterGradientWork {
         return {first, count, to};
       }
     }
-    const Box box{band.source_h,        band.source_w, first,
-                  p_.bands.source_rows, p_.columns,    count};
+    const Box box{band.h,     band.w, first, p_.bands.source_rows,
+                  p_.columns, count};
     for (std::int64_t m = 0; m < band.images; ++m) {
       E* const image = to + m * p_.image_pitch;
       if constexpr (kPaired) {
@@ -210,8 +198,7 @@ class FilterGradientWork {
                         std::int64_t count, To to) const {
     const Windows<T>& x = g_.x;
     const AddressMap map{x.map.batch, x.map.h, x.map.c, x.map.w};
-    const Range inside =
-        Inside(band.source_w, 1, p_.bands.source_columns, x.width);
+    const Range inside = Inside(band.w, 1, p_.bands.source_columns, x.width);
     // Whether all that products read is written anyway.
     const bool whole = p_.dz_front == 0 && p_.dz_back == 0 &&
                        p_.image_pitch == inside.end - inside.begin;
@@ -220,15 +207,15 @@ class FilterGradientWork {
     WithTransform(x.source, [&](auto transform) {
       for (std::int64_t m = 0; m < band.images; ++m) {
         for (std::int64_t i = 0; i < p_.bands.source_rows; ++i) {
-          const std::int64_t row = band.source_h + i;
+          const std::int64_t row = band.h + i;
+          const To line = to + m * p_.image_pitch + i * p_.line;
           if (row < 0 || row >= x.height) continue;
           const std::int64_t at =
-              x.map.Offset(band.n + m, row, band.source_w + inside.begin) +
+              x.map.Offset(band.n + m, row, band.w + inside.begin) +
               first * x.map.c;
           CopyRow(x.source.data + at,
                   x.source.saved == nullptr ? nullptr : x.source.saved + at,
-                  map, count, inside.end - inside.begin,
-                  to + m * p_.image_pitch + i * p_.line + inside.begin,
+                  map, count, inside.end - inside.begin, line + inside.begin,
                   p_.pitch, transform);
         }
       }
@@ -239,7 +226,7 @@ class FilterGradientWork {
   Lookahead<T> GradientAfter(const Band& band, const Range& panels) const {
     const AddressMap& map = g_.dz_map;
     const std::int64_t pixels =
-        map.c == 1 ? band.images * band.height * band.width : 0;
+        map.c == 1 ? band.images * band.rows * band.columns : 0;
     const std::int64_t first = panels.begin * kColumns;
     const std::int64_t channels = Min(panels.end * kColumns, s_.out_c) - first;
     const std::int64_t begin =
@@ -268,16 +255,13 @@ class FilterGradientWork {
               ? next.images * x.height * x.width
               : (p_.bands.across > 1 ? p_.bands.source_columns
                                      : p_.bands.source_rows * x.width);
-      return {x.source,
-              map.Offset(next.n, Max(next.source_h, 0), Max(next.source_w, 0)) +
-                  first,
-              pixels,
-              Min(p_.block, s_.in_c - first),
-              map.w,
-              end,
-              tiles};
+      return {
+          x.source, map.Offset(next.n, Max(next.h, 0), Max(next.w, 0)) + first,
+          pixels,   Min(p_.block, s_.in_c - first),
+          map.w,    end,
+          tiles};
     }
-    return x.After(p_.bands, band.n, band.source_h, band.source_w, tiles);
+    return x.After(p_.bands, band.n, band.h, band.w, tiles);
   }
 
   std::int64_t NumTiles(const Range& panels, std::int64_t rows) const {
@@ -299,14 +283,13 @@ class FilterGradientWork {
     const TapList& taps = g_.x.taps;
     const std::int64_t runs_per_row = num_runs_ / Max(taps.rows, 1);
     // Pixels whose tap lies beyond the image add nothing.
-    const Range inside =
-        Inside(band.source_h + run / runs_per_row * taps.RowStep(),
-               g_.x.stride_h, band.height, g_.x.height);
+    const Range inside = Inside(band.h + run / runs_per_row * taps.RowStep(),
+                                g_.x.stride_h, band.rows, g_.x.height);
     if (!p_.transposed) {
       const std::int64_t first = inside.begin * band.images;
       return {block.x + runs_[run].offset, 1,
-              dz + first * NumOperands<E>(band.width) * kColumns, lines + first,
-              (inside.end - inside.begin) * band.images};
+              dz + first * NumOperands<E>(band.columns) * kColumns,
+              lines + first, (inside.end - inside.begin) * band.images};
     }
     // Whole steps of a tile, of x from cache lines on; what they have too much
     // adds nothing.

@@ -98,12 +98,9 @@ struct FilterGradientPlan {
   }
 };
 
-// The pixels that are gathered at a time: some of an image's lines, or images.
-struct FilterGradientBand {
+// The pixels that are gathered at a time.
+struct FilterGradientBand : Band {
   std::int64_t index;
-  std::int64_t n, images;
-  std::int64_t i, j, height, width;  // of the grid
-  std::int64_t source_h, source_w;
   bool first;  // of its slice
 };
 

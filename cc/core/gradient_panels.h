@@ -88,18 +88,19 @@ class GradientPanels {
     } else {
       numbers = dz;
     }
-    const std::int64_t line = (p_.transposed ? p_.line : band.width) * kColumns;
+    const std::int64_t line =
+        (p_.transposed ? p_.line : band.columns) * kColumns;
     const std::int64_t image = p_.transposed ? p_.dz_image * kColumns : line;
     const std::int64_t row = p_.transposed ? line : band.images * line;
     const std::int64_t pixels =
         p_.transposed ? p_.dz_front + band.images * p_.dz_image + p_.dz_back
-                      : band.images * band.height * band.width;
+                      : band.images * band.rows * band.columns;
     const std::int64_t out_c = g_.shape.out_c;
     Box box{band.i,
             band.j,
             panels.begin * kColumns,
-            band.height,
-            band.width,
+            band.rows,
+            band.columns,
             Min(panels.end * kColumns, out_c) - panels.begin * kColumns};
     const std::int64_t count = panels.end - panels.begin;
     for (std::int64_t i = 0; i < count; ++i) {
@@ -131,12 +132,12 @@ class GradientPanels {
 
   // What lies before, between and behind the lines of images.
   void ZeroBetween(const FilterGradientBand& band, A* panel) {
-    const std::int64_t gap = p_.line - band.width;
+    const std::int64_t gap = p_.line - band.columns;
     Zero(panel, p_.dz_front * kColumns);
     for (std::int64_t m = 0; m < band.images; ++m) {
       const std::int64_t image = p_.dz_front + m * p_.dz_image;
-      const std::int64_t end = band.height * p_.line;
-      for (std::int64_t at = band.width; gap > 0 && at < end; at += p_.line)
+      const std::int64_t end = band.rows * p_.line;
+      for (std::int64_t at = band.columns; gap > 0 && at < end; at += p_.line)
         Zero(panel + (image + at) * kColumns, gap * kColumns);
       Zero(panel + (image + end) * kColumns, (p_.dz_image - end) * kColumns);
     }
@@ -165,7 +166,7 @@ class GradientPanels {
             std::int64_t channels, const A* numbers, std::int64_t pixels, E* dz,
             int worker) {
     if (!p_.transposed) {
-      PairRows<E>(numbers, band.images * band.height, band.width,
+      PairRows<E>(numbers, band.images * band.rows, band.columns,
                   {dz, plane()});
     } else {
       PairRows<E>(numbers, 1, pixels, {dz, plane()});

@@ -124,7 +124,7 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
       per_vector == kLanes<A> && !(stream && sizeof(T) < sizeof(A));
 
   // Row i of a band, of which `plane` is what its windows see.
-  auto add_row = [&](const SmallGroupsPass<T>& pass, const PlaneBand& band,
+  auto add_row = [&](const SmallGroupsPass<T>& pass, const Band& band,
                      std::int64_t i, const Range& outputs, const A* plane) {
     const Correlation<T>& c = *pass.c;
     const TapList& taps = c.x.taps;
@@ -183,7 +183,7 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
   };
   auto task = [&](std::int64_t index, int worker) {
     const Range outputs = p.PortionAt(index, g.Outputs());
-    const PlaneBand band(x, p.bands, index / p.portions);
+    const Band band(x, p.bands, index / p.portions);
     const A* from;
     if (in_place) {
       from = InPlace(x.source.data + x.WindowAt(band.n, band.i, band.j) +

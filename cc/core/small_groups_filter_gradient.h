@@ -146,7 +146,7 @@ class SmallGroupsFilterGradientWork {
     return dz_in_place_ ? groups_.VectorInside<A>(output) : output;
   }
 
-  void AddBand(const PlaneBand& band, const Range& outputs, A* sums,
+  void AddBand(const Band& band, const Range& outputs, A* sums,
                A* plane) const {
     Lines<A> all;
     if (dz_in_place_) {
@@ -176,7 +176,7 @@ class SmallGroupsFilterGradientWork {
     }
   }
 
-  static void AddSum(const PlaneBand& band, const Lines<A>& dz, A* total) {
+  static void AddSum(const Band& band, const Lines<A>& dz, A* total) {
     for (std::int64_t i = 0; i < band.rows; ++i) {
       Vec<A> sum{};
       for (std::int64_t j = 0; j < band.columns; ++j)
@@ -185,7 +185,7 @@ class SmallGroupsFilterGradientWork {
     }
   }
 
-  void AddProducts(const PlaneBand& band, const A* plane, const Lines<A>& dz,
+  void AddProducts(const Band& band, const A* plane, const Lines<A>& dz,
                    A* sums) const {
     const TapList& taps = x_.taps;
     const EvenParts across(taps.PerRow(), kTapsTogether);
@@ -212,7 +212,7 @@ class SmallGroupsFilterGradientWork {
 
   // Adds the products of kRows x kTaps taps, of which `first` is the first.
   template <int kRows, int kTaps, bool kSpread>
-  void AddTaps(const PlaneBand& band, std::int64_t first, const A* plane,
+  void AddTaps(const Band& band, std::int64_t first, const A* plane,
                const Lines<A>& dz, A* sums) const {
     const TapList& taps = x_.taps;
     const Tap& tap = taps.taps[first];
@@ -243,8 +243,8 @@ class SmallGroupsFilterGradientWork {
   }
 
   // Writes gathered dz as the side input's gradient.
-  void WriteBack(const PlaneBand& band, const Lines<A>& dz,
-                 std::int64_t channel, std::int64_t channels) const {
+  void WriteBack(const Band& band, const Lines<A>& dz, std::int64_t channel,
+                 std::int64_t channels) const {
     const Epilogue<T> identity{
         g_.side_input_gradient, nullptr, nullptr,  nullptr,
         Activation::kNone,      A(0),    g_.dz_map};

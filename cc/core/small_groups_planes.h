@@ -3,7 +3,7 @@
 #ifndef TFO_CC_CORE_SMALL_GROUPS_PLANES_H_
 #define TFO_CC_CORE_SMALL_GROUPS_PLANES_H_
 
-#include "cc/core/correlate.h"
+#include "cc/core/correlation_plan.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -141,19 +141,6 @@ TFO_INLINE const Accumulator<T>* InPlace(const T* data) {
   return nullptr;
 }
 
-// A band of an image: grid rows [i, i + rows) and columns [j, j + columns).
-struct PlaneBand {
-  std::int64_t n, i, j, rows, columns;
-
-  template <class T>
-  PlaneBand(const Windows<T>& x, const Bands& bands, std::int64_t index)
-      : n(index / bands.across / bands.down),
-        i(index / bands.across % bands.down * bands.rows),
-        j(index % bands.across * bands.columns),
-        rows(Min(bands.rows, x.grid_h - i)),
-        columns(Min(bands.columns, x.grid_w - j)) {}
-};
-
 // Memory for a plane of each worker, in which nothing is a subnormal number
 // that only fills vectors up.
 template <class A>
@@ -185,12 +172,12 @@ class WorkerPlanes {
 
 // Brings what the windows of a band see of the channels of `outputs` into `to`.
 template <class T>
-void GatherPlane(const Windows<T>& x, const PlaneBand& band, const Groups& g,
+void GatherPlane(const Windows<T>& x, const Band& band, const Groups& g,
                  const Range& outputs, const PlanePlan& plan,
                  Accumulator<T>* to) {
   const std::int64_t first = g.Source(outputs.begin);
-  const Box box{band.i * x.stride_h + x.taps.min_h,
-                band.j * x.stride_w + x.taps.min_w,
+  const Box box{band.h,
+                band.w,
                 first,
                 plan.bands.source_rows,
                 plan.bands.source_columns,

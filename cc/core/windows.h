@@ -90,6 +90,26 @@ struct Windows {
   }
 };
 
+// One of them: rows [i, i + rows) and columns [j, j + columns) of the grid of
+// some images. Its first window begins at source pixel (h, w), which may be
+// outside.
+struct Band {
+  std::int64_t n, images;
+  std::int64_t i, j, rows, columns;
+  std::int64_t h, w;
+
+  template <class T>
+  TFO_INLINE Band(const Windows<T>& x, const Bands& bands, std::int64_t index)
+      : n(index / bands.across / bands.down * bands.images),
+        images(Min(bands.images, x.batch - n)),
+        i(index / bands.across % bands.down * bands.rows),
+        j(index % bands.across * bands.columns),
+        rows(Min(bands.rows, x.grid_h - i)),
+        columns(Min(bands.columns, x.grid_w - j)),
+        h(i * x.stride_h + x.taps.min_h),
+        w(j * x.stride_w + x.taps.min_w) {}
+};
+
 template <class T>
 TFO_INLINE Bands CutIntoBands(const Windows<T>& x, std::int64_t pitch,
                               std::int64_t pixels_per_band,

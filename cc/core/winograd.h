@@ -4,7 +4,8 @@
 #ifndef TFO_CC_CORE_WINOGRAD_H_
 #define TFO_CC_CORE_WINOGRAD_H_
 
-#include "cc/core/correlate.h"
+#include "cc/core/correlation_plan.h"
+#include "cc/core/tile.h"
 #include "cc/core/winograd_tiles.h"
 
 namespace tfo::TFO_ISA {

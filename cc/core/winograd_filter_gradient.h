@@ -4,7 +4,7 @@
 #ifndef TFO_CC_CORE_WINOGRAD_FILTER_GRADIENT_H_
 #define TFO_CC_CORE_WINOGRAD_FILTER_GRADIENT_H_
 
-#include "cc/core/correlate.h"
+#include "cc/core/correlation_plan.h"
 #include "cc/core/filter_gradient.h"
 #include "cc/core/winograd_tiles.h"
 

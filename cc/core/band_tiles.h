@@ -1,0 +1,120 @@
+// The tiles of a band: what each reads, and where its results go.
+#ifndef TFO_CC_CORE_BAND_TILES_H_
+#define TFO_CC_CORE_BAND_TILES_H_
+
+#include "cc/core/correlation_plan.h"
+#include "cc/core/depth.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+template <class E>
+struct Place {
+  std::int64_t from;  // of the band's source
+  int rows;
+  std::int64_t row_offset[kTileRows<E>];  // of the source, from `from` on
+  std::int64_t at;                        // of the output
+  // Those rows that belong to it, the others lie between its lines.
+  RowRun runs[kTileRows<E>];
+  int num_runs;
+  std::int64_t first, last;  // the segments inside the image
+
+  TFO_INLINE bool Empty() const { return first >= last; }
+};
+
+template <class T>
+class BandTiles {
+ public:
+  using E = Operand<T>;
+
+  BandTiles(const CorrelationPlan<T>& p, const Correlation<T>& c,
+            const Depth& depth, const Band& band)
+      : x_(c.x),
+        map_(c.epilogue.map),
+        depth_(depth),
+        band_(band),
+        width_(p.flat ? p.bands.source_columns : band.columns),
+        line_(c.x.stride_h * p.row_pitch),
+        pixel_(c.x.stride_w * p.pitch),
+        image_(p.image_pitch),
+        apart_(p.flat || (p.paired && map_.h != band.columns * map_.w)),
+        of_part_(p.paired ? band.columns : 1),
+        parts_(p.paired ? EvenParts(band.rows, 2)
+               : p.joined || p.flat
+                   ? EvenParts((band.rows - 1) * width_ + band.columns,
+                               kTileRows<E>)
+                   : EvenParts(band.columns, kTileRows<E>)),
+        image_tiles_((p.joined || p.flat || p.paired ? 1 : band.rows) *
+                     parts_.count()) {}
+
+  std::int64_t count() const { return band_.images * image_tiles_; }
+
+  Place<E> At(std::int64_t tile) const {
+    const std::int64_t image = tile / image_tiles_;
+    tile %= image_tiles_;
+    const std::int64_t part = tile % parts_.count();
+    const std::int64_t begin = parts_.Begin(part) * of_part_;
+    const std::int64_t i = tile / parts_.count() + begin / width_;
+    const std::int64_t j = begin % width_;
+    Place<E> to;
+    to.from = image * image_ + i * line_ + j * pixel_;
+    to.rows = static_cast<int>(parts_.Size(part) * of_part_);
+    std::int64_t last_i = i, next_j = j, offset = 0;
+    for (int row = 0; row < to.rows; ++row, ++next_j, offset += pixel_) {
+      if (next_j == width_) {
+        next_j = 0;
+        ++last_i;
+        offset += line_ - width_ * pixel_;
+      }
+      to.row_offset[row] = offset;
+    }
+    to.at = map_.Offset(band_.n + image, band_.i + i, band_.j + j);
+    FindRuns(image, i, j, &to);
+    to.first = Inside(last_i).begin * depth_.per_tap_row;
+    to.last = Inside(i).end * depth_.per_tap_row;
+    return to;
+  }
+
+ private:
+  // The rows of the output among those of a tile that begins at (i, j).
+  void FindRuns(std::int64_t image, std::int64_t i, std::int64_t j,
+                Place<E>* to) const {
+    to->num_runs = 0;
+    if (!apart_) {
+      to->runs[to->num_runs++] = {0, to->rows, 0};
+      return;
+    }
+    for (int row = 0; row < to->rows; ++i, j = 0) {
+      const int count =
+          static_cast<int>(Min(band_.columns - j, to->rows - row));
+      if (count > 0) {
+        const std::int64_t at =
+            map_.Offset(band_.n + image, band_.i + i, band_.j + j);
+        to->runs[to->num_runs++] = {row, count, at - to->at};
+      }
+      row += static_cast<int>(width_ - j);
+    }
+  }
+
+  // Rows of taps beyond the image add nothing.
+  Range Inside(std::int64_t row) const {
+    return TFO_ISA::Inside(band_.h + row * x_.stride_h, x_.taps.RowStep(),
+                           x_.taps.rows, x_.height);
+  }
+
+  const Windows<T>& x_;
+  const AddressMap& map_;
+  const Depth& depth_;
+  const Band& band_;
+  const std::int64_t width_;  // pixels of a line, as tiles see it
+  const std::int64_t line_, pixel_, image_;
+  const bool apart_;  // whether a tile's lines lie apart in the output
+  const std::int64_t of_part_;  // a tile's part is of lines, or of pixels
+  const EvenParts parts_;
+  const std::int64_t image_tiles_;
+};
+
+}  // namespace
+}  // namespace tfo::TFO_ISA
+
+#endif  // TFO_CC_CORE_BAND_TILES_H_
