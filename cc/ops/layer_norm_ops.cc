@@ -7,12 +7,12 @@ namespace {
 
 // Merges the vectors, one element for each of x's last dimension, into x, which
 // is set from `input`, and sets the shape of the statistics.
-absl::Status MergeRows(InferenceContext* c, const char* name, ShapeHandle input,
+absl::Status MergeRows(InferenceContext* c, ShapeHandle input,
                        std::initializer_list<const char*> vectors,
                        ShapeHandle* x, ShapeHandle* statistics) {
   *x = input;
   TF_RETURN_IF_ERROR(CheckStatisticsType(c));
-  TF_RETURN_IF_ERROR(RequireRank(c, name, 1, kAnyRank, x));
+  TF_RETURN_IF_ERROR(RequireRank(c, "x", 1, kAnyRank, x));
   DimensionHandle depth = c->Dim(*x, -1);
   for (const char* vector : vectors)
     TF_RETURN_IF_ERROR(
@@ -26,7 +26,7 @@ absl::Status MergeRows(InferenceContext* c, const char* name, ShapeHandle input,
 absl::Status LayerNormShape(InferenceContext* c) {
   ShapeHandle x, statistics;
   TF_RETURN_IF_ERROR(
-      MergeRows(c, "x", c->input(0), {"scale", "offset"}, &x, &statistics));
+      MergeRows(c, c->input(0), {"scale", "offset"}, &x, &statistics));
   c->set_output(0, x);
   c->set_output(1, statistics);
   c->set_output(2, statistics);
@@ -35,8 +35,7 @@ absl::Status LayerNormShape(InferenceContext* c) {
 
 absl::Status LayerNormGradShape(InferenceContext* c) {
   ShapeHandle dy = c->input(0), x, statistics;
-  TF_RETURN_IF_ERROR(
-      MergeRows(c, "x", c->input(1), {"scale"}, &x, &statistics));
+  TF_RETURN_IF_ERROR(MergeRows(c, c->input(1), {"scale"}, &x, &statistics));
   TF_RETURN_IF_ERROR(MergeNamed(c, "dy", dy, "x", &x));
   for (const auto& [name, index] : {std::pair("mean", 3), {"inv_std", 4}})
     TF_RETURN_IF_ERROR(MergeNamed(c, name, c->input(index),
