@@ -15,9 +15,12 @@ KINDS = (
     layers.FusedRMSNormalization,
     layers.FusedDense,
     layers.FusedDepthwiseConv2D,
+    layers.FusedSeparableConv2D,
 )
 
-Case = collections.namedtuple("Case", "fused stock options shape output_shape op")
+Case = collections.namedtuple(
+    "Case", "fused stock options shape output_shape op count", defaults=[1]
+)
 
 CASES = {
     "conv": Case(
@@ -83,6 +86,39 @@ CASES = {
         (2, 4, 7, 7),
         (2, 4, 3, 3),
         FUSED["Conv2D"],
+    ),
+    "separable_conv": Case(
+        layers.FusedSeparableConv2D,
+        keras.layers.SeparableConv2D,
+        {"filters": 7, "kernel_size": 3, "padding": "same"},
+        (2, 6, 6, 5),
+        (2, 6, 6, 7),
+        FUSED["Conv2D"],
+        2,
+    ),
+    "separable_conv_strided": Case(
+        layers.FusedSeparableConv2D,
+        keras.layers.SeparableConv2D,
+        {
+            "filters": 3,
+            "kernel_size": (3, 2),
+            "strides": 2,
+            "depth_multiplier": 2,
+            "use_bias": False,
+        },
+        (2, 9, 8, 4),
+        (2, 4, 4, 3),
+        FUSED["Conv2D"],
+        2,
+    ),
+    "separable_conv_channels_first": Case(
+        layers.FusedSeparableConv2D,
+        keras.layers.SeparableConv2D,
+        {"filters": 5, "kernel_size": 3, "dilation_rate": 2, "data_format": "channels_first"},
+        (2, 4, 7, 7),
+        (2, 5, 3, 3),
+        FUSED["Conv2D"],
+        2,
     ),
     "batch_norm": Case(
         layers.FusedBatchNormalization,

@@ -40,7 +40,8 @@ def step(function, variables, x, side):
 def one_each_way(case):
     """Returns the fused ops of a layer and its gradients: the operands of a product have one op
     each."""
-    return {case.op: 1, f"{case.op}Grad": 1 if "BatchNorm" in case.op else 2}
+    gradients = 1 if "BatchNorm" in case.op else 2
+    return {case.op: case.count, f"{case.op}Grad": gradients * case.count}
 
 
 def check(case, activation, with_side=False, units=64):

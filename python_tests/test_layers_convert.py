@@ -109,6 +109,22 @@ def test_residual_block(shortcut):
     )
 
 
+def test_separable_convolutions():
+    inputs = keras.Input((6, 6, 4))
+    y = keras.layers.ReLU()(keras.layers.SeparableConv2D(8, 3, padding="same")(inputs))
+    y = keras.layers.SeparableConv2D(4, 3, padding="same", use_bias=False)(y)
+    y = keras.layers.BatchNormalization()(y)
+    y = keras.layers.SeparableConv2D(4, 5, padding="same", depth_multiplier=2)(y)
+    model = keras.Model(inputs, keras.layers.Add()([y, inputs]))
+    separable = "FusedSeparableConv2D"
+    check(
+        model,
+        values((2, 6, 6, 4))[0],
+        [separable, separable, "FusedBatchNormalization", separable],
+        {CONV: 6, BATCH_NORM: 1},
+    )
+
+
 def test_operators_and_functions():
     """Sums and activations written as Python code are operations, not layers."""
     inputs = keras.Input((6, 4))

@@ -11,7 +11,7 @@ from layer_cases import fused_counts, randomize
 from remapping import assert_same, values
 
 from tf_fused_ops import distribute, layers
-from tf_fused_ops.layers import conv
+from tf_fused_ops.layers import conv, depthwise_conv
 from tf_fused_ops.layers import fused as fused_module
 
 
@@ -49,6 +49,16 @@ def test_groups_on_another_device(told, monkeypatch):
     options = {"filters": 4, "kernel_size": 3, "groups": 2, "activation": "relu"}
     layer = layers.FusedConv2D(**options)
     check(told, layer, keras.layers.Conv2D(**options), "2 groups", (1, 5, 5, 4), side=True)
+
+
+@pytest.mark.parametrize("kind", ["DepthwiseConv2D", "SeparableConv2D"])
+def test_depthwise_on_another_device(told, kind, monkeypatch):
+    monkeypatch.setattr(depthwise_conv, "device_type", lambda _: "GPU")
+    options = {"kernel_size": 3, "activation": "relu"}
+    options |= {"filters": 6} if kind == "SeparableConv2D" else {}
+    layer = getattr(layers, f"Fused{kind}")(**options)
+    stock = getattr(keras.layers, kind)(**options)
+    check(told, layer, stock, "on the CPU alone", (1, 5, 5, 4), side=True)
 
 
 @pytest.mark.parametrize("name", ["epsilon", "momentum"])

@@ -13,7 +13,8 @@ WEIGHTS = {"conv": (2, 0), "conv_grouped": (2, 0), "conv_strided": (1, 0), "conv
 WEIGHTS |= {"conv_channels_first": (2, 0), "dense": (2, 0), "dense_rank_3": (1, 0)}
 WEIGHTS |= {"batch_norm": (2, 2), "batch_norm_rank_2": (1, 2), "batch_norm_channels_first": (1, 2)}
 WEIGHTS |= {"depthwise_conv": (2, 0), "depthwise_conv_strided": (1, 0)}
-WEIGHTS |= {"depthwise_conv_channels_first": (2, 0)}
+WEIGHTS |= {"depthwise_conv_channels_first": (2, 0), "separable_conv": (3, 0)}
+WEIGHTS |= {"separable_conv_strided": (2, 0), "separable_conv_channels_first": (3, 0)}
 FAMILIES = ("conv", "batch_norm", "dense")
 ACTIVATIONS = [None, "relu", "gelu", "softmax", layers.gelu_tanh, keras.layers.LeakyReLU(0.1)]
 

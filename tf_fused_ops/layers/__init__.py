@@ -13,7 +13,10 @@ from tf_fused_ops.layers.batch_norm import FusedBatchNormalization  # noqa: E402
 from tf_fused_ops.layers.conv import FusedConv2D  # noqa: E402
 from tf_fused_ops.layers.convert import convert, revert  # noqa: E402
 from tf_fused_ops.layers.dense import FusedDense  # noqa: E402
-from tf_fused_ops.layers.depthwise_conv import FusedDepthwiseConv2D  # noqa: E402
+from tf_fused_ops.layers.depthwise_conv import (  # noqa: E402
+    FusedDepthwiseConv2D,
+    FusedSeparableConv2D,
+)
 from tf_fused_ops.layers.layer_norm import (  # noqa: E402
     FusedLayerNormalization,
     FusedRMSNormalization,
@@ -26,6 +29,7 @@ __all__ = [
     "FusedDepthwiseConv2D",
     "FusedLayerNormalization",
     "FusedRMSNormalization",
+    "FusedSeparableConv2D",
     "convert",
     "gelu_tanh",
     "revert",

@@ -23,24 +23,36 @@ class Convolution(FusedLayer):
         """The stock convolution without bias and activation."""
         raise NotImplementedError
 
+    @property
+    def _layout(self):
+        return "NHWC" if self.data_format == "channels_last" else "NCHW"
+
+    def _fuse(self, inputs, bias, **epilogue):
+        """The fused convolution; the epilogue is that of `conv2d_bias_act`."""
+        return conv2d_bias_act(
+            inputs,
+            self._filters,
+            bias,
+            strides=list(self.strides),
+            padding=self.padding.upper(),
+            data_format=self._layout,
+            dilations=list(self.dilation_rate),
+            winograd=self.winograd,
+            **epilogue,
+        )
+
     def call(self, inputs, side_input=None):
         reason = self._objection(inputs)
         if reason:
             self._tell(reason)
             return self._stock(inputs, side_input)
         activation, rest = self._fused_activation()
-        y = conv2d_bias_act(
+        y = self._fuse(
             inputs,
-            self._filters,
             None if self.bias is None else ops.convert_to_tensor(self.bias),
-            strides=list(self.strides),
-            padding=self.padding.upper(),
             activation=activation.name,
             side_input=side_input,
-            data_format="NHWC" if self.data_format == "channels_last" else "NCHW",
-            dilations=list(self.dilation_rate),
             alpha=activation.alpha,
-            winograd=self.winograd,
             name=self.name,
         )
         return y if rest is None else rest(y)

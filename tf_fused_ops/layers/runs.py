@@ -9,7 +9,7 @@ from tf_fused_ops.layers.activation import fusable, gelu_tanh
 from tf_fused_ops.layers.batch_norm import FusedBatchNormalization
 from tf_fused_ops.layers.conv import FusedConv2D
 from tf_fused_ops.layers.dense import FusedDense
-from tf_fused_ops.layers.depthwise_conv import FusedDepthwiseConv2D
+from tf_fused_ops.layers.depthwise_conv import FusedDepthwiseConv2D, FusedSeparableConv2D
 from tf_fused_ops.layers.layer_norm import FusedLayerNormalization, FusedRMSNormalization
 from tf_fused_ops.remapper import log
 
@@ -19,6 +19,7 @@ FUSED = {
     keras.layers.BatchNormalization: FusedBatchNormalization,
     keras.layers.Dense: FusedDense,
     keras.layers.DepthwiseConv2D: FusedDepthwiseConv2D,
+    keras.layers.SeparableConv2D: FusedSeparableConv2D,
     keras.layers.LayerNormalization: FusedLayerNormalization,
     keras.layers.RMSNormalization: FusedRMSNormalization,
 }
