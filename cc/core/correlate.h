@@ -73,8 +73,7 @@ class CorrelationWork {
   // What the tiles of a task share.
   struct Task {
     const E* from;  // the source of its band
-    Range panels;
-    A* finished;  // room for a tile
+    A* finished;    // room for a tile
     typename BandMoments<A>::Panel* moments;
     Lookahead<T> lookahead;
     PrefetchList& prefetch;
@@ -100,9 +99,7 @@ class CorrelationWork {
     A* const sums = own_sums_ + worker * p_.WorkerSums();
     const BandTiles<T> tiles(p_, c_, depth_, band);
     PrefetchList prefetch;
-    Task task{GatherBand(band, gathered),
-              panels,
-              sums + p_.SumsSize(),
+    Task task{GatherBand(band, gathered), sums + p_.SumsSize(),
               c_.moments == nullptr
                   ? nullptr
                   : moments_.Begin(index % p_.num_bands, panels),

@@ -31,6 +31,16 @@ class _Depthwise(Convolution):
         height, width, channels, multiplier = self._depthwise.shape
         return ops.reshape(self._depthwise, (height, width, 1, channels * multiplier))
 
+    @property
+    def _geometry(self):
+        """What the stock convolutions take beside tensors."""
+        return {
+            "strides": self.strides,
+            "padding": self.padding,
+            "data_format": self.data_format,
+            "dilation_rate": self.dilation_rate,
+        }
+
 
 @keras.saving.register_keras_serializable(package="tf_fused_ops")
 class FusedDepthwiseConv2D(_Depthwise, keras.layers.DepthwiseConv2D):
@@ -56,14 +66,7 @@ class FusedDepthwiseConv2D(_Depthwise, keras.layers.DepthwiseConv2D):
         return self.kernel
 
     def _convolve(self, inputs):
-        return ops.depthwise_conv(
-            inputs,
-            self.kernel,
-            strides=self.strides,
-            padding=self.padding,
-            data_format=self.data_format,
-            dilation_rate=self.dilation_rate,
-        )
+        return ops.depthwise_conv(inputs, self.kernel, **self._geometry)
 
 
 @keras.saving.register_keras_serializable(package="tf_fused_ops")
@@ -96,12 +99,5 @@ class FusedSeparableConv2D(_Depthwise, keras.layers.SeparableConv2D):
         return conv2d_bias_act(depthwise, filters, bias, data_format=self._layout, **epilogue)
 
     def _convolve(self, inputs):
-        return ops.separable_conv(
-            inputs,
-            self.depthwise_kernel,
-            self.pointwise_kernel,
-            strides=self.strides,
-            padding=self.padding,
-            data_format=self.data_format,
-            dilation_rate=self.dilation_rate,
-        )
+        kernels = self.depthwise_kernel, self.pointwise_kernel
+        return ops.separable_conv(inputs, *kernels, **self._geometry)

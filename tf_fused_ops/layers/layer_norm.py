@@ -28,6 +28,10 @@ class _OverLastAxis(FusedLayer):
             return f"epsilon {self.epsilon} has more digits than the op's attribute"
         return None
 
+    def _normalize(self, inputs, wide):
+        """The fused op, with weights of dtype `wide`."""
+        raise NotImplementedError
+
     def _fused_call(self, inputs):
         reason = self._objection(inputs)
         if reason:
