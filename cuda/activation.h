@@ -17,7 +17,12 @@ struct DeviceMath {
   static TFO_HOST_DEVICE float Expm1(float x) { return expm1f(x); }
   static TFO_HOST_DEVICE float Tanh(float x) { return tanhf(x); }
   static TFO_HOST_DEVICE float Reciprocal(float x) { return 1.0f / x; }
-  static TFO_HOST_DEVICE float Positive(float x) { return x > 0 ? x : 0; }
+  static TFO_HOST_DEVICE float Larger(float a, float b) {
+    return a > b ? a : b;
+  }
+  static TFO_HOST_DEVICE float Smaller(float a, float b) {
+    return a < b ? a : b;
+  }
   static TFO_HOST_DEVICE float Magnitude(float x) {
     const float magnitude = fabsf(x);
     return magnitude > 13.2f ? 13.2f : magnitude;

@@ -59,16 +59,28 @@ struct NormalTail {
 };
 
 // `Math` supplies Exp, which stays finite where e^x would not, Expm1, Tanh,
-// Reciprocal, Positive, the NormalTail of a Magnitude, which is as large as its
-// tail is a normal number, for V, and Scalar: float or double.
-// V is Scalar or a vector of it. Comparisons are written so that a NaN argument
-// stays NaN.
+// Reciprocal, Larger and Smaller, which are the second of two where one is no
+// number, the NormalTail of a Magnitude, which is as large as its tail is a
+// normal number, for V, and Scalar: float or double. V is Scalar or a vector of
+// it. Comparisons are written so that a NaN argument stays NaN.
 template <class Math, class V>
 struct ActivationFunctions {
   using Scalar = typename Math::Scalar;
 
   static TFO_HOST_DEVICE V Constant(double c) {
     return V{} + static_cast<Scalar>(c);
+  }
+
+  // z as far as activations change with it: farther out they are their limits
+  // in any type, but z times what is left of a cut-off exponential is not
+  // small.
+  static constexpr double kFar = 1000;
+
+  static TFO_HOST_DEVICE V CutBelow(V z) {
+    return Math::Larger(Constant(-kFar), z);
+  }
+  static TFO_HOST_DEVICE V Cut(V z) {
+    return Math::Smaller(Constant(kFar), CutBelow(z));
   }
 
   static TFO_HOST_DEVICE V Logistic(V z) {
@@ -78,7 +90,7 @@ struct ActivationFunctions {
   // tanh(softplus(z)) = n / (n + 2) with n = e^z (e^z + 2); e^z is cut off
   // where the quotient has reached 1.
   static TFO_HOST_DEVICE V TanhSoftplus(V z) {
-    const V e = Math::Exp(z > Constant(20) ? Constant(20) : z);
+    const V e = Math::Exp(Math::Smaller(Constant(20), z));
     const V n = e * (e + Constant(2));
     return n / (n + Constant(2));
   }
@@ -109,20 +121,19 @@ struct ActivationFunctions {
     } else if constexpr (A == Activation::kTanh) {
       return Math::Tanh(z);
     } else if constexpr (A == Activation::kSilu) {
-      return z * Logistic(z);
+      return CutBelow(z) * Logistic(z);
     } else if constexpr (A == Activation::kHardSwish) {
-      const V shifted = z + Constant(3);
-      const V positive = shifted <= V{} ? V{} : shifted;
-      return z * (positive >= Constant(6) ? Constant(6) : positive) *
-             Constant(1.0 / 6);
+      const V positive = Math::Larger(V{}, z + Constant(3));
+      return CutBelow(z) *
+             (Math::Smaller(Constant(6), positive) * Constant(1.0 / 6));
     } else if constexpr (A == Activation::kMish) {
-      return z * TanhSoftplus(z);
+      return CutBelow(z) * TanhSoftplus(z);
     } else if constexpr (A == Activation::kGeluTanh) {
-      return z * Logistic(GeluArgument(z));
+      return CutBelow(z) * Logistic(GeluArgument(z));
     } else if constexpr (A == Activation::kGeluErf) {
       // z P(Z <= z) = max(z, 0) - |z| P(Z > |z|)
       const V magnitude = Math::Magnitude(z);
-      return Math::Positive(z) - magnitude * Math::Tail(magnitude).tail;
+      return Math::Larger(z, V{}) - magnitude * Math::Tail(magnitude).tail;
     } else {
       return z;
     }
@@ -147,21 +158,21 @@ struct ActivationFunctions {
     } else if constexpr (A == Activation::kTanh) {
       return one - saved * saved;
     } else if constexpr (A == Activation::kSilu) {
-      const V e = Math::Exp(-saved);
+      const V z = Cut(saved), e = Math::Exp(-z);
       const V s = Math::Reciprocal(one + e);
-      return s * (one + saved * (s * e));  // s e = 1 - s, without cancellation
+      return s * (one + z * (s * e));  // s e = 1 - s, without cancellation
     } else if constexpr (A == Activation::kHardSwish) {
       const V inner = saved * Constant(1.0 / 3) + Constant(0.5);
       return saved <= Constant(-3) ? V{} : (saved >= Constant(3) ? one : inner);
     } else if constexpr (A == Activation::kMish) {
-      const V t = TanhSoftplus(saved);
-      return t + saved * (one - t * t) * Logistic(saved);
+      const V z = Cut(saved), t = TanhSoftplus(z);
+      return t + z * (one - t * t) * Logistic(z);
     } else if constexpr (A == Activation::kGeluTanh) {
-      const V e = Math::Exp(-GeluArgument(saved));
+      const V z = Cut(saved), e = Math::Exp(-GeluArgument(z));
       const V s = Math::Reciprocal(one + e);
       const V du = Constant(kTwoSqrt2OverPi) +
-                   Constant(3 * kTwoSqrt2OverPi * kGeluCubic) * saved * saved;
-      return s + saved * s * (s * e) * du;
+                   Constant(3 * kTwoSqrt2OverPi * kGeluCubic) * z * z;
+      return s + z * s * (s * e) * du;
     } else if constexpr (A == Activation::kGeluErf) {
       // P(Z <= z) + z phi(z), from the side that stays finite.
       const V magnitude = Math::Magnitude(saved);

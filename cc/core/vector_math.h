@@ -121,7 +121,7 @@ struct VectorMath {
   }
 
   static TFO_INLINE V Clamp(V x) {
-    return Smaller<A>(Splat(K::kExpMax), Larger<A>(Splat(K::kExpMin), x));
+    return Smaller(Splat(K::kExpMax), Larger(Splat(K::kExpMin), x));
   }
 
   // Of finite x; of 16 bits, of any.
@@ -159,18 +159,19 @@ struct VectorMath {
 
   static TFO_INLINE V Tanh(V x) {
     const V magnitude = x < V{} ? -x : x;
-    const V t = Expm1(A(2) * Smaller<A>(Splat(K::kTanhOne), magnitude));
+    const V t = Expm1(A(2) * Smaller(Splat(K::kTanhOne), magnitude));
     const V value = t / (t + A(2));
     return x < V{} ? -value : value;
   }
 
-  static TFO_INLINE V Positive(V x) { return Larger<A>(x, V{}); }
+  static TFO_INLINE V Larger(V a, V b) { return TFO_ISA::Larger<A>(a, b); }
+  static TFO_INLINE V Smaller(V a, V b) { return TFO_ISA::Smaller<A>(a, b); }
 
   static TFO_INLINE V Magnitude(V x) {
     using Int = typename IntegerOf<A>::type;
     constexpr auto kBits = static_cast<Int>(~0ull >> (65 - 8 * sizeof(Int)));
-    return Smaller<A>(Splat(K::kTailEnd),
-                      BitCast<V>(BitCast<IntVec<A>>(x) & kBits));
+    return Smaller(Splat(K::kTailEnd),
+                   BitCast<V>(BitCast<IntVec<A>>(x) & kBits));
   }
 
   static TFO_INLINE NormalTail<V> Tail(V x) {
