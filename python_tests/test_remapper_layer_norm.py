@@ -50,6 +50,21 @@ def by_reduce_variance(x, scale, offset):
     return centred(x - mean, variance) * scale + offset
 
 
+def by_root(x, scale, offset):
+    mean, variance = moments(x)
+    return (x - mean) / tf.sqrt(variance + EPSILON) * scale + offset
+
+
+def by_root_scale_first(x, scale, offset):
+    mean, variance = (f(x, -1, True) for f in (tf.reduce_mean, tf.math.reduce_variance))
+    return scale * (x - mean) / tf.sqrt(variance + EPSILON) + offset
+
+
+def by_squares_scale_first(x, scale, offset):
+    x = x - tf.reduce_mean(x, -1, keepdims=True)
+    return centred(scale * x, tf.reduce_mean(tf.square(x), -1, keepdims=True)) + offset
+
+
 FORMS = [
     by_keras,
     by_batch_normalization,
@@ -57,6 +72,9 @@ FORMS = [
     by_squares,
     by_squares_anew,
     by_reduce_variance,
+    by_root,
+    by_root_scale_first,
+    by_squares_scale_first,
 ]
 
 
@@ -101,12 +119,19 @@ def rms_of_difference(x, scale):
     return centred(x, tf.reduce_mean(tf.square(x), -1, keepdims=True))
 
 
+def over(x):
+    return tf.sqrt(tf.reduce_mean(tf.square(x), -1, keepdims=True) + EPSILON)
+
+
 RMS = {
     "keras": lambda x, scale: keras.ops.rms_normalization(x, scale, epsilon=EPSILON),
     "power": lambda x, scale: centred(x, tf.reduce_mean(tf.pow(x, 2), -1, keepdims=True)) * scale,
     "product": lambda x, scale: scale * centred(x, tf.reduce_mean(x * x, [2], keepdims=True)),
     "alone": lambda x: centred(x, tf.reduce_mean(tf.square(x), -1, keepdims=True)),
     "difference": rms_of_difference,
+    "root": lambda x, scale: scale * (x / over(x)),
+    "root alone": lambda x: x / over(x),
+    "root, scale first": lambda x, scale: scale * x / over(x),
 }
 
 
@@ -114,7 +139,7 @@ RMS = {
 @pytest.mark.parametrize("name", RMS)
 def test_rms(name, unknown_batch):
     unknown = [0] if unknown_batch else []
-    operands = [X] if name == "alone" else [X, SCALE]
+    operands = [X] if name.endswith("alone") else [X, SCALE]
     check(RMS[name], operands, {"rms_norm": 1}, unknown_batch=unknown)
     step = step_of(RMS[name])
     check(step, operands, {"rms_norm": 1}, gradients=1, unknown_batch=unknown)
@@ -257,6 +282,16 @@ def test_refused(name):
     chain, reason = REFUSED[name]
     compiled = check(chain, [X, SCALE, OFFSET], {})
     assert any(word in reasons(compiled)["layer_norm"] for word in reason.split("|"))
+
+
+def test_epsilon_beside_the_root():
+    """Another function."""
+
+    def chain(x, scale, offset):
+        mean, variance = moments(x)
+        return scale * (x - mean) / (tf.sqrt(variance) + EPSILON) + offset
+
+    check(step_of(chain), [X, SCALE, OFFSET], {})
 
 
 def test_epsilon_with_more_digits_than_an_attribute():

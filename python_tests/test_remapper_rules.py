@@ -56,8 +56,8 @@ VARIANTS = {
     "moments_batch_norm": DECOMPOSED | {"axes": [0, 1, 2]},
     "given_batch_norm": DECOMPOSED,
     "conv2d_given_batch_norm": DECOMPOSED,
-    "layer_norm": DECOMPOSED | {"axes": [-1], "form": "keras"},
-    "rms_norm": DECOMPOSED | {"axes": -1, "form": "Square"},
+    "layer_norm": DECOMPOSED | {"axes": [-1], "form": "moments", "scaled_first": False},
+    "rms_norm": DECOMPOSED | {"axes": -1, "form": "Square", "scaled_first": False},
 }
 # Every spelling of every activation is tried alone and after one chain; the others take the first.
 ALL_SPELLINGS = ("act", "matmul_bias")

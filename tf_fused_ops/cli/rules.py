@@ -66,7 +66,9 @@ def collect(pattern="*"):
             "fused_ops": list(rule.fused_ops),
             "state": _state(rule.fused_ops),
         })  # fmt: skip
-        entry["spellings"].append(stock_code.of_spelling(rule.spelling, rule.activation.name))
+        spelling = stock_code.of_spelling(rule.spelling, rule.activation.name)
+        if spelling not in entry["spellings"]:
+            entry["spellings"].append(spelling)
     return sorted(table.values(), key=lambda entry: (entry["family"], entry["rule"]))
 
 

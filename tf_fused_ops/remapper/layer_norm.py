@@ -27,87 +27,98 @@ def _batch_normalization(x, axes, scale, offset, epsilon):
     return tf.nn.batch_normalization(x, mean, variance, offset, scale, epsilon)
 
 
-def _centred(x, axes, scale, offset, epsilon):
+# Stock functions that do all of it.
+_WHOLE = {"keras": _keras, "batch_normalization": _batch_normalization}
+
+
+def _moments(x, axes):
     mean, variance = tf.nn.moments(x, axes, keepdims=True)
-    return _scale_and_shift(x - mean, variance, scale, offset, epsilon)
+    return x - mean, variance
 
 
-def _squares(x, axes, scale, offset, epsilon):
+def _squares(x, axes):
     centred = x - tf.reduce_mean(x, axes, keepdims=True)
-    variance = tf.reduce_mean(tf.square(centred), axes, keepdims=True)
-    return _scale_and_shift(centred, variance, scale, offset, epsilon)
+    return centred, tf.reduce_mean(tf.square(centred), axes, keepdims=True)
 
 
-def _squares_anew(x, axes, scale, offset, epsilon):
+def _squares_anew(x, axes):
     mean = tf.reduce_mean(x, axes, keepdims=True)
     variance = tf.reduce_mean(tf.square(x - mean), axes, keepdims=True)
-    return _scale_and_shift(x - mean, variance, scale, offset, epsilon)
+    return x - mean, variance
 
 
-def _reduce_variance(x, axes, scale, offset, epsilon):
+def _reduce_variance(x, axes):
     mean = tf.reduce_mean(x, axes, keepdims=True)
     variance = tf.math.reduce_variance(x, axes, keepdims=True)
-    return _scale_and_shift(x - mean, variance, scale, offset, epsilon)
+    return x - mean, variance
 
 
-def _scale_and_shift(centred, variance, scale, offset, epsilon):
-    y = centred * tf.math.rsqrt(variance + epsilon)
-    y = y if scale is None else y * scale
-    return y if offset is None else y + offset
-
-
-def _rms(square):
-    """Returns RMS normalization with one of the ways to write a square."""
-
-    def form(x, axes, scale, offset, epsilon):
-        mean_square = tf.reduce_mean(square(x), axes, keepdims=True)
-        return _scale_and_shift(x, mean_square, scale, offset, epsilon)
-
-    return form
-
-
-_FORMS = {
-    "keras": _keras,
-    "batch_normalization": _batch_normalization,
-    "centred": _centred,
+# The deviations from the mean, and their mean square.
+_DEVIATIONS = {
+    "moments": _moments,
     "squares": _squares,
     "squares_anew": _squares_anew,
     "reduce_variance": _reduce_variance,
 }
+
+
+def _rms(square):
+    """Returns x and its mean square, with one of the ways to write a square."""
+    return lambda x, axes: (x, tf.reduce_mean(square(x), axes, keepdims=True))
+
+
 # By the type of the op that squares.
-_RMS_FORMS = {
+_RMS = {
     "Square": _rms(tf.square),
     "Pow": _rms(lambda x: tf.pow(x, 2)),
     "Mul": _rms(lambda x: x * x),
+}
+
+# By the type of the op that takes the root.
+ROOTS = {
+    "Rsqrt": lambda x, square: x * tf.math.rsqrt(square),
+    "Sqrt": lambda x, square: x / tf.sqrt(square),
 }
 
 
 class LayerNorm(moments.OptionalVectors, Rule):
     """(x - mean) * rsqrt(variance + epsilon) * scale + offset over the last dimension.
 
+    The anchor is the op that takes the root: "Rsqrt", or "Sqrt" for (x - mean) / sqrt(variance +
+    epsilon).
+
     Variants, by attribute:
-        form: How it is written, a name of `_written`.
+        form: How it is written, a name of `_WHOLE` or `_deviations`.
         axes: The dimension that is averaged over, or a list of it.
+        scaled_first: Whether the scale is a factor of what the root divides.
 
     Reshaped vectors are [1, .., 1, depth].
     """
 
     family = "layer_norm"
-    anchor = "Rsqrt"
     operands: ClassVar = {"x": (2, 3, 4, 5), "scale": (1,), "offset": (1,)}
     differentiable = ("x", "scale", "offset")
     fused_ops = ("TfFusedOps>LayerNorm", "TfFusedOps>LayerNormGrad")
     title = "LayerNorm"
     subtract_mean = True
-    _written = _FORMS
+    _deviations = _DEVIATIONS
 
-    def _forms(self, view, rsqrt, variance):
-        """Returns the names of the forms that a normalization may have, given its variance."""
-        factors = [tensor for op in view.users(rsqrt.outputs[0]) for tensor in op.inputs]
+    def __init__(self, anchor):
+        super().__init__()
+        self.anchor = anchor
+
+    def _forms(self, factors, variance):
+        """Returns the names of the forms that a normalization may have.
+
+        Args:
+            factors: What the root divides or is multiplied by, and the factors of that.
+            variance: What the root is taken of, but for epsilon.
+        """
         centred = [tensor for tensor in factors if tensor.op.type == "Sub"]
         squared = variance.op.inputs[0].op
         if squared.type == "SquaredDifference":
-            return ("centred",) if centred else ("keras", "batch_normalization")
+            whole = tuple(_WHOLE) if self.anchor == "Rsqrt" else ()
+            return ("moments",) if centred else whole
         if squared.type != "Square" or not centred:
             return ()
         if squared.inputs[0] is centred[0]:
@@ -127,18 +138,23 @@ class LayerNorm(moments.OptionalVectors, Rule):
         if axes is None or not variance.op.get_attr("keep_dims"):
             return
         known = {"axes": axes.tolist()}
+        factors = [tensor for op in view.users(anchor.outputs[0]) for tensor in op.inputs]
+        of_factors = [t for factor in factors if factor.op.type == "Mul" for t in factor.op.inputs]
+        orders = (False, True) if of_factors else (False,)
         # Keras reshapes both vectors.
         shapes = (True, False) if view.has(["Reshape"]) else (False,)
-        for form, scaled, centered, reshaped, half in itertools.product(
-            self._forms(view, anchor, variance),
+        for form, scaled, scaled_first, centered, reshaped, half in itertools.product(
+            self._forms([*factors, *of_factors], variance),
             (True, False),
+            orders,
             (True, False),
             shapes,
             moments.halves(view, anchor),
         ):
-            if scaled or centered or not reshaped:
+            no_order = scaled_first and (form in _WHOLE or not scaled)
+            if not no_order and (scaled or centered or not reshaped):
                 vectors = {"scaled": scaled, "centered": centered, "reshaped": reshaped}
-                yield known | vectors | {"form": form, "half": half}
+                yield known | vectors | {"form": form, "scaled_first": scaled_first, "half": half}
 
     def operand_dtype(self, name, dtype, attrs):
         return attrs["half"] or dtype if name == "x" else dtype
@@ -150,8 +166,18 @@ class LayerNorm(moments.OptionalVectors, Rule):
         half = attrs["half"]
         wide = tf.cast(x, tf.float32) if half else x
         scale, offset = (self._broadcast(attrs, vectors.get(name)) for name in _VECTORS)
-        y = self._written[attrs["form"]](wide, attrs["axes"], scale, offset, attrs["epsilon"])
+        y = self._normalized(attrs, wide, scale, offset)
         return {"y": tf.cast(y, half) if half else y}
+
+    def _normalized(self, attrs, x, scale, offset):
+        form, axes, epsilon = (attrs[name] for name in ("form", "axes", "epsilon"))
+        if form in _WHOLE:
+            return _WHOLE[form](x, axes, scale, offset, epsilon)
+        y, square = self._deviations[form](x, axes)
+        y = y * scale if attrs["scaled_first"] else y
+        y = ROOTS[self.anchor](y, square + epsilon)
+        y = y if scale is None or attrs["scaled_first"] else y * scale
+        return y if offset is None else y + offset
 
     def _broadcast(self, attrs, vector):
         if vector is None or not attrs["reshaped"]:
@@ -206,13 +232,14 @@ class LayerNorm(moments.OptionalVectors, Rule):
         return {name: gradients[f"{name}_grad"] for name in wanted}
 
     def describe(self, match):
-        return self.title, f"y={match.outputs['y'].op.name} rsqrt={match.node('Rsqrt').name}"
+        root = f"{self.anchor.lower()}={match.node(self.anchor).name}"
+        return self.title, f"y={match.outputs['y'].op.name} {root}"
 
 
 class RmsNorm(LayerNorm):
     """x * rsqrt(mean(x^2) + epsilon) * scale + offset over the last dimension.
 
-    Variants are those of layer normalization.
+    Anchors and variants are those of layer normalization.
     """
 
     family = "rms_norm"
@@ -220,11 +247,11 @@ class RmsNorm(LayerNorm):
     optional = ("scaled", "centered")
     title = "RMSNorm"
     subtract_mean = False
-    _written = _RMS_FORMS
+    _deviations = _RMS
 
-    def _forms(self, view, rsqrt, variance):
+    def _forms(self, factors, variance):
         squared = variance.op.inputs[0].op
-        if squared.type not in _RMS_FORMS:
+        if squared.type not in _RMS:
             return ()
         x = squared.inputs[0].op
         # That of deviations from a mean is layer normalization.

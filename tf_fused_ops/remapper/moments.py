@@ -232,9 +232,9 @@ def halves(view, anchor):
     return (*(half for half in _HALF if half in casts), None)
 
 
-def variance_under(view, rsqrt):
-    """Returns what a constant is added to under a Rsqrt, or None."""
-    total = rsqrt.inputs[0].op
+def variance_under(view, root):
+    """Returns what a constant is added to under an op that takes a root, or None."""
+    total = root.inputs[0].op
     if total.type != "AddV2":
         return None
     known = [view.constant(tensor) is not None for tensor in total.inputs]

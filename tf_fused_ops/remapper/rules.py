@@ -70,8 +70,9 @@ def _table():
     yield convolution.GROUPED
     yield conv_moments.CONV_MOMENTS
     yield max_pool.ReluMaxPool()
-    yield layer_norm.LayerNorm()
-    yield layer_norm.RmsNorm()
+    for root in layer_norm.ROOTS:
+        yield layer_norm.LayerNorm(root)
+        yield layer_norm.RmsNorm(root)
     for activation in spellings.ACTIVATIONS:
         if activation is not spellings.NONE and not activation.own_op:
             yield from (elementwise.Act(activation, form) for form in activation.spellings)
