@@ -63,7 +63,7 @@ _DEVIATIONS = {
 
 
 def _rms(square):
-    """Returns x and its mean square, with one of the ways to write a square."""
+    """Returns a function for x and its mean square, given one of the ways to write a square."""
     return lambda x, axes: (x, tf.reduce_mean(square(x), axes, keepdims=True))
 
 
