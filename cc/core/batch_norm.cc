@@ -142,6 +142,22 @@ void FinalizeGradient(const BatchNormGradientArgs& args, const double* sum_dz,
   }
 }
 
+// What BatchNormGradientApply takes, from sums: [3, channels] to [2, channels].
+template <class A>
+void FinalizePull(const BatchNormGradientArgs& args, const double* sums,
+                  double* pull) {
+  const int64_t channels = args.shape.channels;
+  const A* scale = static_cast<const A*>(args.parameters.scale);
+  const A* inv_std = static_cast<const A*>(args.parameters.inv_std);
+  const double *count = sums, *sum_dz = count + channels,
+               *sum_dz_x = sum_dz + channels;
+  for (int64_t c = 0; c < channels; ++c) {
+    const double r = inv_std[c], factor = scale[c] * r / count[c];
+    pull[c] = factor * sum_dz[c];
+    pull[channels + c] = factor * r * r * sum_dz_x[c];
+  }
+}
+
 }  // namespace
 
 BatchNormPlan PlanBatchNorm(const BatchNormShape& shape) {
@@ -217,7 +233,11 @@ bool BatchNormLocalSums(const BatchNormGradientArgs& args,
 bool BatchNormGradientFromSums(const BatchNormGradientArgs& args,
                                const double* sums, const Parallel& parallel,
                                const Scratch& scratch) {
-  return ActiveKernels().batch_norm_gradient_apply(args, sums, parallel,
+  double* pull = scratch.Allocate<double>(2 * args.shape.channels);
+  if (pull == nullptr) return false;
+  const bool is_double = args.shape.dtype == DType::kDouble;
+  (is_double ? FinalizePull<double> : FinalizePull<float>)(args, sums, pull);
+  return ActiveKernels().batch_norm_gradient_apply(args, pull, parallel,
                                                    scratch);
 }
 

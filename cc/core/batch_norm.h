@@ -90,10 +90,11 @@ using BatchNormGradientSumsFunction = bool(const BatchNormGradientArgs&,
                                            const Parallel&, const Scratch&,
                                            double* sum_dz, double* sum_dz_x);
 
-// x_grad and side_grad, from count, sum_dz and sum_dz_x over all elements of a
-// channel: [3, channels].
+// side_grad = dz, and x_grad = dz * scale * inv_std - pull[0] - (x - mean) *
+// pull[1], what comes through the statistics: [2, channels], not read unless
+// training.
 using BatchNormGradientApplyFunction = bool(const BatchNormGradientArgs&,
-                                            const double* sums, const Parallel&,
+                                            const double* pull, const Parallel&,
                                             const Scratch&);
 
 // ---- What replicas exchange, [3, channels] each; false when scratch memory

@@ -68,8 +68,7 @@ class LocalColumns {
   Columns<A> Of(const BatchNormPlan& plan, const Columns<A>& all,
                 int64_t column) {
     if (!plan.planes) return all.At(column);
-    A* const from[5] = {all.mean, all.scale, all.offset, all.dz_mean,
-                        all.dz_x_mean};
+    A* const from[5] = {all.mean, all.scale, all.offset, all.pull, all.pull_x};
     for (int i = 0; i < 5; ++i) Fill(lanes_[i], kPlaneLanes, from[i][column]);
     return {lanes_[0], lanes_[1], lanes_[2], lanes_[3], lanes_[4]};
   }

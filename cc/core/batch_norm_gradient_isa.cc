@@ -234,24 +234,20 @@ bool BatchNormGradientSums(const BatchNormGradientArgs& args,
 }
 
 bool BatchNormGradientApply(const BatchNormGradientArgs& args,
-                            const double* sums, const Parallel& parallel,
+                            const double* pull, const Parallel& parallel,
                             const Scratch& scratch) {
   const BatchNormPlan plan = PlanBatchNorm(args.shape);
-  const double* count = sums;
-  const double* sum_dz = count + plan.channels;
-  const double* sum_dz_x = sum_dz + plan.channels;
   if (plan.num_chunks == 0) return true;
   return WithGradient(
       args, plan, scratch, [&](const auto& context, auto storage, auto kind) {
         using T = typename decltype(storage)::type;
         using A = Accumulator<T>;
-        const A* inv_std = static_cast<const A*>(args.parameters.inv_std);
-        ForColumnChannels(plan, [&](int64_t j, int64_t c) {
-          const double r = inv_std[c];
-          context.columns.dz_mean[j] = static_cast<A>(sum_dz[c] / count[c]);
-          context.columns.dz_x_mean[j] =
-              static_cast<A>(sum_dz_x[c] * r * r / count[c]);
-        });
+        if (args.training) {
+          ForColumnChannels(plan, [&](int64_t j, int64_t c) {
+            context.columns.pull[j] = static_cast<A>(pull[c]);
+            context.columns.pull_x[j] = static_cast<A>(pull[plan.channels + c]);
+          });
+        }
         GradientApply<T, decltype(kind)::value> apply{context};
         ParallelFor(parallel, plan.num_chunks, plan.chunk, apply);
       });

@@ -18,19 +18,18 @@ namespace {
 using std::int64_t;
 
 // Per-column parameters. z = (x - mean) * scale + offset, and with dz = dy *
-// act'(z) the input's gradient is scale * (dz - dz_mean - (x - mean) *
-// dz_x_mean).
+// act'(z) the input's gradient is dz * scale - pull - (x - mean) * pull_x.
 template <class A>
 struct Columns {
   A* mean;
   A* scale;
   A* offset;
-  A* dz_mean;
-  A* dz_x_mean;
+  A* pull;
+  A* pull_x;
 
   Columns At(int64_t column) const {
-    return {mean + column, scale + column, offset + column, dz_mean + column,
-            dz_x_mean + column};
+    return {mean + column, scale + column, offset + column, pull + column,
+            pull_x + column};
   }
 };
 
@@ -161,12 +160,12 @@ void GradientRows(const T* dy, const T* x, const SlopeSource<A>& slopes,
       const Vec<A> dz =
           LoadDz<kSlope, kPartial>(dy + at, slopes, at, at, centered, scale,
                                    Load(columns.offset + j), n);
-      Vec<A> gradient = dz;
+      Vec<A> gradient = dz * scale;
       if constexpr (kCentered) {
-        gradient = (dz - Load(columns.dz_mean + j)) -
-                   centered * Load(columns.dz_x_mean + j);
+        gradient = (gradient - Load(columns.pull + j)) -
+                   centered * Load(columns.pull_x + j);
       }
-      x_grad.template Store<kPartial>(at, scale * gradient, n);
+      x_grad.template Store<kPartial>(at, gradient, n);
       if constexpr (kSide) side_grad.template Store<kPartial>(at, dz, n);
     });
   }
