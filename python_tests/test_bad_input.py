@@ -1,5 +1,6 @@
 """Wrong calls end in an error that names the argument; none of them crashes."""
 
+import functools
 import itertools
 
 import cases
@@ -8,19 +9,28 @@ import pytest
 import tensorflow as tf
 
 from tf_fused_ops import _library
-from tf_fused_ops.ops import act, batch_norm_act, conv2d_bias_act, layer_norm, matmul_bias_act
+from tf_fused_ops.ops import (
+    act,
+    batch_norm_act,
+    conv2d_bias_act,
+    group_norm_act,
+    layer_norm,
+    matmul_bias_act,
+)
 
 ERRORS = (ValueError, tf.errors.InvalidArgumentError)
 CONV = {"x": (2, 5, 5, 3), "filters": (3, 3, 3, 4), "bias": (4,)}
 MATMUL = {"a": (2, 5, 3), "b": (3, 4), "bias": (4,)}
 BATCH_NORM = {"x": (2, 5, 3), **dict.fromkeys(("scale", "offset", "mean", "variance"), (3,))}
 LAYER_NORM = {"x": (2, 5, 3), "scale": (3,), "offset": (3,)}
+GROUP_NORM = {"x": (2, 5, 6), "scale": (6,), "offset": (6,)}
 OPS = {
     "act": (act, {"x": (2, 5)}),
     "conv": (conv2d_bias_act, CONV),
     "matmul": (matmul_bias_act, MATMUL),
     "batch_norm": (batch_norm_act, BATCH_NORM),
     "layer_norm": (layer_norm, LAYER_NORM),
+    "group_norm": (functools.partial(group_norm_act, groups=3), GROUP_NORM),
 }
 
 # (op, what is wrong, the argument that the error names). A tuple of integers is a tensor's shape.
@@ -63,6 +73,18 @@ WRONG_SHAPES = [
     ("layer_norm", {"scale": ()}, "scale"),
     ("layer_norm", {"offset": (4,)}, "offset"),
     ("layer_norm", {"offset": (1, 3)}, "offset"),
+    ("group_norm", {"x": (6,)}, "x"),
+    ("group_norm", {"x": ()}, "x"),
+    ("group_norm", {"x": (1, 1, 1, 1, 1, 6)}, "x"),
+    ("group_norm", {"x": (2, 5, 3)}, "scale"),
+    ("group_norm", {"groups": 4}, "groups"),
+    ("group_norm", {"groups": 12}, "groups"),
+    ("group_norm", {"groups": 0}, "groups"),
+    ("group_norm", {"groups": -3}, "groups"),
+    ("group_norm", {"data_format": "NCHW"}, "scale"),
+    ("group_norm", {"scale": (3,)}, "scale"),
+    ("group_norm", {"scale": ()}, "scale"),
+    ("group_norm", {"offset": (1, 6)}, "offset"),
     ("batch_norm", {"x": (3,)}, "x"),
     ("batch_norm", {"x": (1, 1, 1, 1, 1, 3)}, "x"),
     ("batch_norm", {"x": (2, 5, 4)}, "scale"),
@@ -95,10 +117,11 @@ WRONG_ATTRIBUTES = [
     ],
     *[
         (op, {"activation": v}, "activation")
-        for op in ("act", "conv", "matmul", "batch_norm")
+        for op in ("act", "conv", "matmul", "batch_norm", "group_norm")
         for v in ("swoosh", 3, "")
     ],
-    *[(op, {"data_format": "NHCW"}, "data_format") for op in ("conv", "batch_norm")],
+    *[(op, {"data_format": "NHCW"}, "data_format") for op in ("conv", "batch_norm", "group_norm")],
+    *[("group_norm", {"groups": v}, "groups") for v in (2**40, "two", 1.5, None)],
 ]
 WRONG_DTYPES = [
     ("act", {"x": tf.int32}, "x"),
@@ -113,6 +136,9 @@ WRONG_DTYPES = [
     ("matmul", {"a": tf.int8}, "a"),
     ("matmul", {"b": tf.bfloat16}, "b"),
     ("matmul", {"bias": tf.float64}, "bias"),
+    ("group_norm", {"x": tf.int32}, "x"),
+    ("group_norm", {"scale": tf.float64}, "scale"),
+    ("group_norm", {"offset": tf.float16}, "offset"),
     ("batch_norm", {"x": tf.bool}, "x"),
     ("batch_norm", {"scale": tf.float64}, "scale"),
     ("batch_norm", {"variance": tf.float16}, "variance"),
@@ -221,6 +247,13 @@ RAW |= {
         "scale": (3,),
         **dict.fromkeys(("mean", "inv_std"), (2, 5)),
     },
+    "group_norm_act": GROUP_NORM | {"groups": 3},
+    "group_norm_act_grad": {
+        **dict.fromkeys(("dy", "x"), (2, 5, 6)),
+        **dict.fromkeys(("scale", "offset"), (6,)),
+        **dict.fromkeys(("mean", "inv_std"), (2, 3)),
+        "groups": 3,
+    },
     "batch_norm_moments": {"x": (2, 5, 3)},
     "batch_norm_apply": {**BATCH_NORM, "moments": (2, 3, 3), "side_input": []},
     "batch_norm_grad_sums": RAW["batch_norm_act_grad"],
@@ -255,6 +288,16 @@ WRONG_RAW_CALLS = [
     ("batch_norm_act_grad", {"mask": [(4,)] * 2}, "mask"),
     ("layer_norm", {"x": ()}, "x"),
     ("layer_norm_grad", {"x": ()}, "x"),
+    ("group_norm_act", {"x": ()}, "x"),
+    ("group_norm_act", {"groups": 4}, "groups"),
+    ("group_norm_act", {"activation": "swoosh"}, "activation"),
+    ("group_norm_act_grad", {"x": (6,)}, "x"),
+    ("group_norm_act_grad", {"dy": (2, 5, 3)}, "dy"),
+    ("group_norm_act_grad", {"scale": (3,)}, "scale"),
+    ("group_norm_act_grad", {"offset": (3,)}, "offset"),
+    ("group_norm_act_grad", {"mean": (2, 1)}, "mean"),
+    ("group_norm_act_grad", {"inv_std": (6,)}, "inv_std"),
+    ("group_norm_act_grad", {"groups": 4}, "groups"),
     ("layer_norm_grad", {"dy": (2, 5, 1)}, "dy"),
     ("layer_norm_grad", {"dy": (10, 3)}, "dy"),
     ("layer_norm_grad", {"scale": (1,)}, "scale"),

@@ -8,7 +8,9 @@ import sys
 import numpy as np
 import tensorflow as tf
 from tf_fused_ops import _library
-from tf_fused_ops.ops import act, batch_norm_act, conv2d_bias_act, layer_norm, matmul_bias_act
+from tf_fused_ops.ops import (
+    act, batch_norm_act, conv2d_bias_act, group_norm_act, layer_norm, matmul_bias_act
+)
 
 rng = np.random.default_rng(0)
 
@@ -59,6 +61,12 @@ for dtype in ("float32", "bfloat16"):
     show(
         layer_norm, tensor(dtype, 5, 301, 203), tensor("float32", 203), tensor("float32", 203)
     )
+    # Images that are shared among threads, and others.
+    for images in (8, 3):
+        show(
+            lambda x, scale, offset: group_norm_act(x, scale, offset, 8, "silu"),
+            tensor(dtype, images, 29, 31, 72), tensor("float32", 72), tensor("float32", 72),
+        )
     for layout, shape in (("NHWC", (8, 27, 29, 67)), ("NCHW", (8, 67, 27, 29))):
         show(
             lambda x, scale, offset: batch_norm_act(
@@ -72,7 +80,7 @@ for dtype in ("float32", "bfloat16"):
 def test_bitwise_equal_for_any_number_of_threads_and_from_run_to_run(run_python):
     first, *others = (run_python(PROGRAM, *ISAS, threads=threads) for threads in (1, 2, 3))
     lines = [line.split() for line in first.splitlines()]
-    assert [line[0] for line in lines] == ISAS * 26
+    assert [line[0] for line in lines] == ISAS * 30
     assert all(len(line) == 2 for line in lines), first
     for other in others:
         assert other == first

@@ -5,6 +5,7 @@
 #include "cc/core/act.h"
 #include "cc/core/batch_norm.h"
 #include "cc/core/conv.h"
+#include "cc/core/group_norm.h"
 #include "cc/core/layer_norm.h"
 #include "cc/core/max_pool.h"
 #include "cc/core/peak.h"
@@ -27,6 +28,8 @@ struct Kernels {
   MaxPoolGradientFunction* max_pool_gradient;
   LayerNormForwardFunction* layer_norm_forward;
   LayerNormGradientFunction* layer_norm_gradient;
+  GroupNormForwardFunction* group_norm_forward;
+  GroupNormGradientFunction* group_norm_gradient;
   MultiplyAddFunction* multiply_add;
   CopyFunction* copy;
 };

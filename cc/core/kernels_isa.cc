@@ -20,6 +20,8 @@ MaxPoolForwardFunction MaxPoolForward;
 MaxPoolGradientFunction MaxPoolGradient;
 LayerNormForwardFunction LayerNormForward;
 LayerNormGradientFunction LayerNormGradient;
+GroupNormForwardFunction GroupNormForward;
+GroupNormGradientFunction GroupNormGradient;
 MultiplyAddFunction MultiplyAdd;
 CopyFunction Copy;
 
@@ -39,6 +41,8 @@ const Kernels kKernels = {TFO_STRING(TFO_ISA),
                           &MaxPoolGradient,
                           &LayerNormForward,
                           &LayerNormGradient,
+                          &GroupNormForward,
+                          &GroupNormGradient,
                           &MultiplyAdd,
                           &Copy};
 

@@ -41,6 +41,8 @@ class BatchNormBase : public tensorflow::OpKernel {
  protected:
   virtual absl::Status Run(OpKernelContext* ctx) = 0;
 
+  bool channels_last() const { return channels_last_; }
+
   absl::Status ShapeOf(const Tensor& x, tfo::BatchNormShape* out) const {
     const int rank = x.dims();
     if (rank < 2 || rank > 5) {

@@ -104,6 +104,12 @@ absl::Status CheckMomentsCount(Context* c) {
   return Invalid("moments must not be given unless training is set");
 }
 
+inline absl::Status CheckGroups(std::int64_t groups, std::int64_t channels) {
+  if (channels % groups == 0) return absl::OkStatus();
+  return Invalid("groups must divide the channels of x, got ", groups,
+                 " groups of ", channels, " channels");
+}
+
 // Asserts that `*shape`, that of argument `name`, has a rank in [min_rank,
 // max_rank].
 inline absl::Status RequireRank(InferenceContext* c, const char* name,

@@ -3,6 +3,7 @@
 from tf_fused_ops.ops.batch_norm import batch_norm_act
 from tf_fused_ops.ops.conv import conv2d_bias_act
 from tf_fused_ops.ops.elementwise import act
+from tf_fused_ops.ops.group_norm import group_norm_act
 from tf_fused_ops.ops.layer_norm import layer_norm, rms_norm
 from tf_fused_ops.ops.matmul import matmul_bias_act
 from tf_fused_ops.ops.max_pool import max_pool2d_act
@@ -12,6 +13,7 @@ __all__ = [
     "act",
     "batch_norm_act",
     "conv2d_bias_act",
+    "group_norm_act",
     "layer_norm",
     "matmul_bias_act",
     "max_pool2d_act",

@@ -1,5 +1,7 @@
 """Conversion of the arguments that all wrappers take, with errors that name the argument."""
 
+import operator
+
 import tensorflow as tf
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
@@ -37,6 +39,14 @@ def data_format(value):
     if value not in ("NHWC", "NCHW"):
         raise ValueError(f"data_format must be 'NHWC' or 'NCHW'; got {value!r}")
     return value
+
+
+def integer(name, value):
+    """Returns an integer as Python has it."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer; got {value!r}") from None
 
 
 def four(name, value, data_format):

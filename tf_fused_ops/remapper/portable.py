@@ -12,6 +12,7 @@ from tf_fused_ops.remapper.report import Fusion, Report
 
 _ACTIVATION = ("activation", "alpha")
 _CONV = ("strides", "padding", "data_format", "dilations")
+_GROUPS = ("groups", "data_format")
 _MATMUL = ("transpose_a", "transpose_b")
 _MAX_POOL = ("ksize", "strides", "padding")
 _OPTIONAL = ("num_bias", "num_side_inputs", "num_scale")
@@ -206,11 +207,24 @@ def _layer_norm_grad(op):
     return reference.layer_norm_grad(dy, x, scale, inv_std, **attributes)
 
 
+def _group_norm(op):
+    attributes = _attributes(op, (*_GROUPS, "epsilon", *_ACTIVATION))
+    return reference.group_norm_act(*op.inputs, **attributes)
+
+
+def _group_norm_grad(op):
+    dy, x, scale, offset, _, inv_std = op.inputs
+    attributes = _attributes(op, (*_GROUPS, *_ACTIVATION))
+    return reference.group_norm_act_grad(dy, x, scale, offset, inv_std, **attributes)
+
+
 _STOCK = {
     "TfFusedOps>Act": _act,
     "TfFusedOps>ActGrad": _act_grad,
     "TfFusedOps>Conv2DBiasAct": _contraction(reference.conv2d_bias_act, _CONV),
     "TfFusedOps>Conv2DBiasActGrad": _contraction_grad(reference.conv2d_bias_act_grad, _CONV),
+    "TfFusedOps>GroupNormAct": _group_norm,
+    "TfFusedOps>GroupNormActGrad": _group_norm_grad,
     "TfFusedOps>LayerNorm": _layer_norm,
     "TfFusedOps>LayerNormGrad": _layer_norm_grad,
     "TfFusedOps>MatMulBiasAct": _contraction(reference.matmul_bias_act, _MATMUL),
