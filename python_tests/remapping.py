@@ -15,6 +15,7 @@ FUSED = {
     "MatMul": "TfFusedOps>MatMulBiasAct",
     "FusedBatchNormV3": "TfFusedOps>BatchNormAct",
     "MaxPool": "TfFusedOps>MaxPoolAct",
+    "group norm": "TfFusedOps>GroupNormAct",
     "layer norm": "TfFusedOps>LayerNorm",
     "activation": "TfFusedOps>Act",
 }

@@ -236,12 +236,6 @@ REFUSED = {
         "also used by Exp",
     ),
     "statistics_of_another": (statistics_of_another, [NHWC, NHWC, (6,), (6,)], None, None),
-    "norm_of_an_image": (
-        lambda x: keras.ops.layer_normalization(x, axis=[1, 2]),
-        [NHWC],
-        "layer_norm",
-        "not the last one alone",
-    ),
     "broadcast_x": (
         given_norm,
         [(4, 5, 3, 1), (6,), (6,), (6,)],

@@ -228,7 +228,6 @@ def test_model_trains_as_stock():
 
 
 REFUSED = {
-    "dimension 1": (lambda x, *vectors: by_batch_normalization(x, None, None, [1]), "dimensions"),
     "two dimensions": (
         lambda x, *vectors: by_batch_normalization(x, None, None, [1, 2]),
         "dimensions",

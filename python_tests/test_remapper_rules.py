@@ -48,16 +48,19 @@ SHAPES = {
     "given_batch_norm": BATCH_NORM,
     "given_batch_norm_add": [*BATCH_NORM, (4, 5, 3, 6)],
     "relu_max_pool": [(2, 5, 4, 3)],
+    "group_norm": [(2, 5, 4, 6), (6,), (6,)],
     "layer_norm": [(2, 5, 6), (6,), (6,)],
     "rms_norm": [(2, 5, 6), (6,), (6,)],
 }
 DECOMPOSED = {"epsilon": 1e-3, "scaled": True, "centered": True, "reshaped": False, "half": None}
+MOMENTS = DECOMPOSED | {"form": "moments", "scaled_first": False}
 VARIANTS = {
     "moments_batch_norm": DECOMPOSED | {"axes": [0, 1, 2]},
     "given_batch_norm": DECOMPOSED,
     "conv2d_given_batch_norm": DECOMPOSED,
-    "layer_norm": DECOMPOSED | {"axes": [-1], "form": "moments", "scaled_first": False},
-    "rms_norm": DECOMPOSED | {"axes": -1, "form": "Square", "scaled_first": False},
+    "group_norm": MOMENTS | {"axes": [1, 2], "flat": False, "after": False},
+    "layer_norm": MOMENTS | {"axes": [-1]},
+    "rms_norm": MOMENTS | {"axes": -1, "form": "Square"},
 }
 # Every spelling of every activation is tried alone and after one chain; the others take the first.
 ALL_SPELLINGS = ("act", "matmul_bias")
@@ -79,7 +82,8 @@ def row_id(rule):
 
 def operands(rule):
     """Returns example operands by name; scale and variance are positive."""
-    named = dict(zip(rule.operands, values(*SHAPES[rule.family]), strict=True))
+    names = rule.present(attrs(rule))
+    named = dict(zip(names, values(*SHAPES[rule.family]), strict=True))
     for name in ("scale", "variance"):
         if name in named:
             named[name] = tf.abs(named[name]) + 0.5

@@ -1,6 +1,7 @@
 """Rules for layer and RMS normalization, made of elementary ops as people write them."""
 
 import itertools
+import math
 from typing import ClassVar
 
 import numpy as np
@@ -28,7 +29,7 @@ def _batch_normalization(x, axes, scale, offset, epsilon):
 
 
 # Stock functions that do all of it.
-_WHOLE = {"keras": _keras, "batch_normalization": _batch_normalization}
+WHOLE = {"keras": _keras, "batch_normalization": _batch_normalization}
 
 
 def _moments(x, axes):
@@ -88,7 +89,7 @@ class LayerNorm(moments.OptionalVectors, Rule):
     epsilon).
 
     Variants, by attribute:
-        form: How it is written, a name of `_WHOLE` or `_deviations`.
+        form: How it is written, a name of `WHOLE` or `_deviations`.
         axes: The dimension that is averaged over, or a list of it.
         scaled_first: Whether the scale is a factor of what the root divides.
 
@@ -103,8 +104,8 @@ class LayerNorm(moments.OptionalVectors, Rule):
     subtract_mean = True
     _deviations = _DEVIATIONS
 
-    def __init__(self, anchor):
-        super().__init__()
+    def __init__(self, anchor, *chain):
+        super().__init__(*chain)
         self.anchor = anchor
 
     def _forms(self, factors, variance):
@@ -117,7 +118,7 @@ class LayerNorm(moments.OptionalVectors, Rule):
         centred = [tensor for tensor in factors if tensor.op.type == "Sub"]
         squared = variance.op.inputs[0].op
         if squared.type == "SquaredDifference":
-            whole = tuple(_WHOLE) if self.anchor == "Rsqrt" else ()
+            whole = tuple(WHOLE) if self.anchor == "Rsqrt" else ()
             return ("moments",) if centred else whole
         if squared.type != "Square" or not centred:
             return ()
@@ -131,13 +132,25 @@ class LayerNorm(moments.OptionalVectors, Rule):
         return ("squares_anew",) if means[0] is means[-1] else ("reduce_variance",)
 
     def variants(self, view, anchor):
+        found = self.found(view, anchor)
+        if found:
+            variance, axes = found
+            for spelling in self.spellings(view, anchor, variance):
+                yield {"axes": axes} | spelling
+
+    def found(self, view, anchor):
+        """Returns what epsilon is added to, but for that, and the dimensions that are averaged
+        over; None if it is no variance."""
         variance = moments.variance_under(view, anchor)
         if variance is None or variance.op.type != "Mean":
-            return
+            return None
         axes = view.constant(variance.op.inputs[1])
         if axes is None or not variance.op.get_attr("keep_dims"):
-            return
-        known = {"axes": axes.tolist()}
+            return None
+        return variance, axes.tolist()
+
+    def spellings(self, view, anchor, variance):
+        """Yields the attributes of the variants but for `axes`."""
         factors = [tensor for op in view.users(anchor.outputs[0]) for tensor in op.inputs]
         of_factors = [t for factor in factors if factor.op.type == "Mul" for t in factor.op.inputs]
         orders = (False, True) if of_factors else (False,)
@@ -151,10 +164,10 @@ class LayerNorm(moments.OptionalVectors, Rule):
             shapes,
             moments.halves(view, anchor),
         ):
-            no_order = scaled_first and (form in _WHOLE or not scaled)
+            no_order = scaled_first and (form in WHOLE or not scaled)
             if not no_order and (scaled or centered or not reshaped):
                 vectors = {"scaled": scaled, "centered": centered, "reshaped": reshaped}
-                yield known | vectors | {"form": form, "scaled_first": scaled_first, "half": half}
+                yield vectors | {"form": form, "scaled_first": scaled_first, "half": half}
 
     def operand_dtype(self, name, dtype, attrs):
         return attrs["half"] or dtype if name == "x" else dtype
@@ -165,21 +178,22 @@ class LayerNorm(moments.OptionalVectors, Rule):
     def stock(self, attrs, x, **vectors):
         half = attrs["half"]
         wide = tf.cast(x, tf.float32) if half else x
-        scale, offset = (self._broadcast(attrs, vectors.get(name)) for name in _VECTORS)
+        scale, offset = (self.broadcast(attrs, vectors.get(name)) for name in _VECTORS)
         y = self._normalized(attrs, wide, scale, offset)
         return {"y": tf.cast(y, half) if half else y}
 
     def _normalized(self, attrs, x, scale, offset):
         form, axes, epsilon = (attrs[name] for name in ("form", "axes", "epsilon"))
-        if form in _WHOLE:
-            return _WHOLE[form](x, axes, scale, offset, epsilon)
+        if form in WHOLE:
+            return WHOLE[form](x, axes, scale, offset, epsilon)
         y, square = self._deviations[form](x, axes)
         y = y * scale if attrs["scaled_first"] else y
         y = ROOTS[self.anchor](y, square + epsilon)
         y = y if scale is None or attrs["scaled_first"] else y * scale
         return y if offset is None else y + offset
 
-    def _broadcast(self, attrs, vector):
+    def broadcast(self, attrs, vector):
+        """Returns a vector, or None, as the stock code combines it with x."""
         if vector is None or not attrs["reshaped"]:
             return vector
         return tf.reshape(vector, attrs["shape"])
@@ -196,11 +210,17 @@ class LayerNorm(moments.OptionalVectors, Rule):
             vector = match.operands.get(name)
             if vector is not None and vector.shape[0] != depth:
                 return f"{name} {vector.name} of {vector.shape[0]} elements does not fit {x.name}"
-        shape = list(attrs["shape"]) if attrs["reshaped"] else [depth]
+        shape = self.vector_shape(match, depth)
         # One of more dimensions gives y more, too.
         if len(shape) > rank or shape != [1] * (len(shape) - 1) + [depth]:
             return f"scale and offset are reshaped to {shape}"
         return self.check_precision(match)
+
+    def vector_shape(self, match, length):
+        """Returns the shape in which vectors of a length are combined with x."""
+        shape = list(match.attrs["shape"]) if match.attrs["reshaped"] else [length]
+        rest = -math.prod(shape)
+        return [length // rest if size == -1 and rest > 0 else size for size in shape]
 
     def fuse(self, match, training):
         x = match.operands["x"]

@@ -104,7 +104,7 @@ class _ReshapedBiasAct(MatMulBiasAct):
         return reshape(tensor, self.shape(match))
 
     def narrow_gradient(self, match, name, gradient):
-        return reshape(gradient, _sizes(match.operands[name]))
+        return reshape(gradient, shapes.sizes(match.operands[name]))
 
     def _factors(self, match):
         b, columns = match.operands["b"], self.channels(match).num_elements()
@@ -141,7 +141,7 @@ class EinsumBiasAct(_ReshapedBiasAct):
         return match.operands["b"].shape[_contracted(match.attrs["equation"]) :]
 
     def shape(self, match):
-        sizes = _sizes(match.operands["a"])[: -_contracted(match.attrs["equation"])]
+        sizes = shapes.sizes(match.operands["a"])[: -_contracted(match.attrs["equation"])]
         channels = self.channels(match).as_list()
         return sizes + channels if isinstance(sizes, list) else tf.concat([sizes, channels], 0)
 
@@ -279,11 +279,3 @@ def _reshaped(view, anchor):
     """Returns the product as its consumers see it: reshaped, if it is."""
     reshapes = (op for op in view.users(anchor.outputs[0]) if op.type == "Reshape")
     return next((op.outputs[0] for op in reshapes), anchor.outputs[0])
-
-
-def _sizes(tensor):
-    """Returns the shape of a tensor for `tf.reshape`, which is left one unknown size to find."""
-    sizes = tensor.shape.as_list()
-    if sizes.count(None) > 1:
-        return tf.shape(tensor)
-    return [-1 if size is None else size for size in sizes]

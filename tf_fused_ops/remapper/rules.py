@@ -14,6 +14,7 @@ from tf_fused_ops.remapper import (
     conv_moments,
     convolution,
     elementwise,
+    group_norm,
     layer_norm,
     max_pool,
     moments,
@@ -61,12 +62,14 @@ def _table():
     cores = {}
     for chain, core in _CHAINS.items():
         cores[chain] = chain(core=cores.get(core))
-        for activation in spellings.ACTIVATIONS:
-            if activation is not spellings.NONE:
-                for spelling in activation.spellings:
-                    yield chain(activation, spelling, cores[chain])
-            elif chain not in _BARE:
-                yield cores[chain]
+        if chain not in _BARE:
+            yield cores[chain]
+        yield from _with_activations(chain, cores[chain])
+    for root in layer_norm.ROOTS:
+        chain = functools.partial(group_norm.GroupNormAct, root)
+        core = chain()
+        yield core
+        yield from _with_activations(chain, core)
     yield convolution.GROUPED
     yield conv_moments.CONV_MOMENTS
     yield max_pool.ReluMaxPool()
@@ -76,6 +79,13 @@ def _table():
     for activation in spellings.ACTIVATIONS:
         if activation is not spellings.NONE and not activation.own_op:
             yield from (elementwise.Act(activation, form) for form in activation.spellings)
+
+
+def _with_activations(chain, core):
+    for activation in spellings.ACTIVATIONS:
+        if activation is not spellings.NONE:
+            for spelling in activation.spellings:
+                yield chain(activation, spelling, core)
 
 
 RULES = tuple(_table())

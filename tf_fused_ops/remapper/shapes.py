@@ -7,6 +7,7 @@ expression over the axes of other tensors. Equal names mean equal sizes at run t
 import weakref
 from typing import NamedTuple
 
+import tensorflow as tf
 from tensorflow.python.framework import tensor_util
 
 _SAME_SHAPE = frozenset(
@@ -25,6 +26,7 @@ _SAME_SHAPE = frozenset(
         "Erf",
         "AddN",
         "TfFusedOps>Act",
+        "TfFusedOps>GroupNormAct",
         "TfFusedOps>LayerNorm",
     }
     | {"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "TfFusedOps>BatchNormAct"}
@@ -60,6 +62,15 @@ def dimension(tensor, axis):
         The static size if there is one, else a tuple that names where the size comes from.
     """
     return _namer(tensor).name(tensor, axis)
+
+
+def sizes(tensor):
+    """Returns the shape of a tensor for `tf.reshape`, which is left one unknown size to find."""
+    known = tensor.shape.as_list()
+    # Without elements it cannot find any.
+    if known.count(None) > (0 if 0 in known else 1):
+        return tf.shape(tensor)
+    return [-1 if size is None else size for size in known]
 
 
 # Graph -> its _Namer. That inputs are redirected to fused ops does not change sizes.
