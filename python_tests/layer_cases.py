@@ -11,6 +11,7 @@ from tf_fused_ops import layers
 KINDS = (
     layers.FusedConv2D,
     layers.FusedBatchNormalization,
+    layers.FusedGroupNormalization,
     layers.FusedLayerNormalization,
     layers.FusedRMSNormalization,
     layers.FusedDense,

@@ -17,6 +17,7 @@ from tf_fused_ops.layers.depthwise_conv import (  # noqa: E402
     FusedDepthwiseConv2D,
     FusedSeparableConv2D,
 )
+from tf_fused_ops.layers.group_norm import FusedGroupNormalization  # noqa: E402
 from tf_fused_ops.layers.layer_norm import (  # noqa: E402
     FusedLayerNormalization,
     FusedRMSNormalization,
@@ -27,6 +28,7 @@ __all__ = [
     "FusedConv2D",
     "FusedDense",
     "FusedDepthwiseConv2D",
+    "FusedGroupNormalization",
     "FusedLayerNormalization",
     "FusedRMSNormalization",
     "FusedSeparableConv2D",

@@ -91,7 +91,7 @@ class _Convert(Rebuild):
 
         def make():
             fused, config = runs.FUSED.get(type(layer), type(layer)), layer.get_config()
-            if fused.takes_in:
+            if fused.takes_activation:
                 own = getattr(layer, "activation", None)
                 config["activation"] = _copy(own if run.activation is None else run.activation)
             return fused.from_config(config)
@@ -167,9 +167,9 @@ class _Revert(Rebuild):
             config.pop("winograd", None)
             if split:
                 config.pop("activity_regularizer", None)
-            if _is_batch_norm(layer):
+            if _adds_activation(layer):
                 del config["activation"]
-            elif layer.takes_in:
+            elif layer.takes_activation:
                 config["activation"] = None if split else _copy(layer.activation)
             return runs.STOCK[type(layer)].from_config(config)
 
@@ -203,19 +203,21 @@ class _Revert(Rebuild):
         return operation
 
 
-def _is_batch_norm(layer):
-    return runs.STOCK[type(layer)] is keras.layers.BatchNormalization
+def _adds_activation(layer):
+    """Whether a fused layer has an activation, but the stock layer none."""
+    stock = inspect.signature(runs.STOCK[type(layer)]).parameters
+    return layer.takes_activation and "activation" not in stock
 
 
 def _splits(layer):
     """Whether what becomes of the values needs a layer of its own next to the stock layer."""
-    if not layer.takes_in:
+    if not layer.takes_activation:
         return False
     active = layer.activation is not keras.activations.linear
     # A layer may be called with a side input in one place and without in another.
     if any(len(node.input_tensors) > 1 for node in layer._inbound_nodes):
         return active or layer.activity_regularizer is not None
-    return active and (_is_batch_norm(layer) or layer.activation is gelu_tanh)
+    return active and (_adds_activation(layer) or layer.activation is gelu_tanh)
 
 
 def _copy(activation):

@@ -16,11 +16,13 @@ class FusedLayer:
 
     Attributes:
         fused_ops: The op types that the layer needs: forward, gradient.
-        takes_in: Whether it has an activation and a side input.
+        takes_activation: Whether it has an activation.
+        takes_side_input: Whether it adds a side input before that.
     """
 
     fused_ops: tuple
-    takes_in = True
+    takes_activation = True
+    takes_side_input = True
 
     def _settle_jit(self):
         """Tells Keras that XLA cannot compile the layer; called at the end of the constructor."""

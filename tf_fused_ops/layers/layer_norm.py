@@ -12,7 +12,8 @@ class _OverLastAxis(FusedLayer):
     """A normalization that is fused over the last axis alone."""
 
     fused_ops = ("TfFusedOps>LayerNorm", "TfFusedOps>LayerNormGrad")
-    takes_in = False
+    takes_activation = False
+    takes_side_input = False
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

@@ -10,6 +10,7 @@ from tf_fused_ops.layers.batch_norm import FusedBatchNormalization
 from tf_fused_ops.layers.conv import FusedConv2D
 from tf_fused_ops.layers.dense import FusedDense
 from tf_fused_ops.layers.depthwise_conv import FusedDepthwiseConv2D, FusedSeparableConv2D
+from tf_fused_ops.layers.group_norm import FusedGroupNormalization
 from tf_fused_ops.layers.layer_norm import FusedLayerNormalization, FusedRMSNormalization
 from tf_fused_ops.remapper import log
 
@@ -20,6 +21,7 @@ FUSED = {
     keras.layers.Dense: FusedDense,
     keras.layers.DepthwiseConv2D: FusedDepthwiseConv2D,
     keras.layers.SeparableConv2D: FusedSeparableConv2D,
+    keras.layers.GroupNormalization: FusedGroupNormalization,
     keras.layers.LayerNormalization: FusedLayerNormalization,
     keras.layers.RMSNormalization: FusedRMSNormalization,
 }
@@ -86,8 +88,8 @@ class _Search:
             tell(layer.name, reason)
             return []
         steps, activation, side = [head], None, None
-        if fused.takes_in and self._extensible(head):
-            add = self._reader(head)
+        if fused.takes_activation and self._extensible(head):
+            add = self._reader(head) if fused.takes_side_input else None
             side = self._other_summand(head, add)
             if side is not None:
                 steps.append(add)
