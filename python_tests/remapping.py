@@ -116,6 +116,19 @@ def specs(args, unknown_batch=False):
     ]
 
 
+def step_of(chain):
+    """Returns the forward and the backward pass of a function of tensors."""
+
+    def step(x, *others):
+        with tf.GradientTape() as tape:
+            tape.watch([x, *others])
+            y = chain(x, *others)
+            loss = tf.reduce_sum(y * y * y)
+        return y, tape.gradient(loss, [x, *others])
+
+    return step
+
+
 def check(fn, args, rules, gradients=0, unknown_batch=(), units=64):
     """Runs a function stock and fused; asserts equal results and exactly these fusions.
 

@@ -3,7 +3,16 @@
 import keras
 import pytest
 import tensorflow as tf
-from remapping import assert_same, check, gradient_count, op_counts, plain, reasons, rule_counts
+from remapping import (
+    assert_same,
+    check,
+    gradient_count,
+    op_counts,
+    plain,
+    reasons,
+    rule_counts,
+    step_of,
+)
 from remapping import values as random_values
 
 from tf_fused_ops import function
@@ -115,19 +124,6 @@ FORMS = [*LAST, *FIRST]
 def operands(form, dtype="float32"):
     x = tf.transpose(X, [0, 3, 1, 2]) if form in FIRST else X
     return [tf.cast(v, dtype) for v in (x, SCALE, OFFSET)]
-
-
-def step_of(chain):
-    """A forward and a backward pass."""
-
-    def step(x, *others):
-        with tf.GradientTape() as tape:
-            tape.watch([x, *others])
-            y = chain(x, *others)
-            loss = tf.reduce_sum(y * y * y)
-        return y, tape.gradient(loss, [x, *others])
-
-    return step
 
 
 @pytest.mark.parametrize("unknown_batch", [False, True])

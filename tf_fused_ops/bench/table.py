@@ -124,6 +124,7 @@ _RULES = {
     **_both("conv2d_batch_norm_v1", _IMAGES, _FILTERS, *_VECTORS, macs=_CONV_MACS),
     **_both("conv2d_batch_norm_v2", _IMAGES, _FILTERS, *_VECTORS, macs=_CONV_MACS),
     **_both("conv2d_given_batch_norm", _IMAGES, _FILTERS, *_VECTORS, macs=_CONV_MACS),
+    **_rule("group_norm", (8, 32, 32, 320), (320,), (320,), act="silu"),
     **_rule("layer_norm", (16, 128, 768), (768,), (768,), act="none"),
     **_rule("rms_norm", (16, 128, 768), (768,), act="none"),
     **_rule("relu_max_pool", _IMAGES, result=(8, 14, 14, 128), act="none", trained=True),

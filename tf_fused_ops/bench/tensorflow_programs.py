@@ -246,6 +246,16 @@ def _moments_batch_norm(x, scale, offset):
     return tf.nn.batch_normalization(x, mean, variance, offset, scale, EPSILON)
 
 
+def _group_norm(x, scale, offset, groups=32):
+    """As Keras has it."""
+    images, height, width, channels = x.shape
+    x = tf.reshape(x, [images, height, width, groups, channels // groups])
+    mean, variance = tf.nn.moments(x, [1, 2, 4], keepdims=True)
+    vectors = (tf.reshape(v, [1, 1, 1, groups, -1]) for v in (offset, scale))
+    y = tf.nn.batch_normalization(x, mean, variance, *vectors, EPSILON)
+    return tf.reshape(y, [images, height, width, channels])
+
+
 def _layer_norm(x, scale, offset):
     mean, variance = tf.nn.moments(x, [-1], keepdims=True)
     return tf.nn.batch_normalization(x, mean, variance, offset, scale, EPSILON)
@@ -289,6 +299,7 @@ _FAMILIES = {
     "heads_bias": lambda a, w, b: tf.reshape(tf.matmul(a, w), [-1, a.shape[1], *b.shape]) + b,
     "moments_batch_norm": _moments_batch_norm,
     "given_batch_norm": _given_batch_norm,
+    "group_norm": _group_norm,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "relu_max_pool": lambda x: tf.nn.max_pool2d(tf.nn.relu(x), 2, 2, "VALID"),

@@ -41,6 +41,16 @@ def data_format(value):
     return value
 
 
+def scale_and_offset(scale, offset, x, axis):
+    """Returns the vectors of a normalization along an axis of x; None stands for ones and zeros."""
+    wide = tf.float64 if x.dtype == tf.float64 else tf.float32
+    static = None if x.shape.rank is None else x.shape[axis]
+    length = [tf.shape(x)[axis] if static is None else static]
+    scale = tf.ones(length, wide) if scale is None else scale
+    offset = tf.zeros(length, wide) if offset is None else offset
+    return tensor_like("scale", scale, wide, "x"), tensor_like("offset", offset, wide, "x")
+
+
 def integer(name, value):
     """Returns an integer as Python has it."""
     try:

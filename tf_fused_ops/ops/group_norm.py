@@ -48,19 +48,16 @@ def group_norm_act(
         tf.errors.InvalidArgumentError: An argument does not fit.
     """
     x = _arguments.tensor("x", x)
-    wide = tf.float64 if x.dtype == tf.float64 else tf.float32
     data_format = _arguments.data_format(data_format)
     rank = x.shape.rank
     if rank is not None and rank < 2:
         raise ValueError(f"x must have rank 2 to 5; got shape {x.shape}")
     axis = -1 if data_format == "NHWC" else 1
-    channels = tf.shape(x)[axis] if rank is None or x.shape[axis] is None else x.shape[axis]
-    scale = tf.ones([channels], wide) if scale is None else scale
-    offset = tf.zeros([channels], wide) if offset is None else offset
+    scale, offset = _arguments.scale_and_offset(scale, offset, x, axis)
     y, _, _ = ops.tf_fused_ops_group_norm_act(
         x=x,
-        scale=_arguments.tensor_like("scale", scale, wide, "x"),
-        offset=_arguments.tensor_like("offset", offset, wide, "x"),
+        scale=scale,
+        offset=offset,
         groups=_arguments.integer("groups", groups),
         epsilon=epsilon,
         data_format=data_format,

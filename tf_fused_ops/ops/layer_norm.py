@@ -54,15 +54,13 @@ def rms_norm(x, scale=None, epsilon=1e-6, name=None):
 
 def _normalize(x, scale, offset, epsilon, subtract_mean, name):
     x = _arguments.tensor("x", x)
-    wide = tf.float64 if x.dtype == tf.float64 else tf.float32
     if x.shape.rank == 0:
         raise ValueError("x must have rank 1 or more; got a scalar")
-    scale = tf.ones(tf.shape(x)[-1:], wide) if scale is None else scale
-    offset = tf.zeros(tf.shape(x)[-1:], wide) if offset is None else offset
+    scale, offset = _arguments.scale_and_offset(scale, offset, x, -1)
     y, _, _ = ops.tf_fused_ops_layer_norm(
         x=x,
-        scale=_arguments.tensor_like("scale", scale, wide, "x"),
-        offset=_arguments.tensor_like("offset", offset, wide, "x"),
+        scale=scale,
+        offset=offset,
         epsilon=epsilon,
         subtract_mean=subtract_mean,
         name=name,
