@@ -1,5 +1,7 @@
 """Patterns that are put together are what the whole stock code is traced to."""
 
+import copy
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -31,7 +33,7 @@ def test_forward_and_backward(rule, unknown_batch):
     specs = tuple((name, tf.TensorSpec(shape, tf.float32)) for name, shape in shapes.items())
     known = {"a_shape": shapes.get("a"), "b_shape": shapes.get("b"), "side_first": True}
     arguments = specs, search._hashable(attrs(rule, **known))
-    # Of no core.
-    alone = type(rule)(rule.activation, rule.spelling)
+    alone = copy.copy(rule)
+    alone.core = alone
     joined, whole = (readable(search._joint_pattern(r, *arguments)) for r in (rule, alone))
     assert joined == whole

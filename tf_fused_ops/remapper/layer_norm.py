@@ -104,7 +104,7 @@ class LayerNorm(moments.OptionalVectors, Rule):
     subtract_mean = True
     _deviations = _DEVIATIONS
 
-    def __init__(self, anchor="Rsqrt", *chain):
+    def __init__(self, *chain, anchor="Rsqrt"):
         super().__init__(*chain)
         self.anchor = anchor
 

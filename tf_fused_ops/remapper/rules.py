@@ -66,7 +66,7 @@ def _table():
             yield cores[chain]
         yield from _with_activations(chain, cores[chain])
     for root in layer_norm.ROOTS:
-        chain = functools.partial(group_norm.GroupNormAct, root)
+        chain = functools.partial(group_norm.GroupNormAct, anchor=root)
         core = chain()
         yield core
         yield from _with_activations(chain, core)
@@ -74,8 +74,8 @@ def _table():
     yield conv_moments.CONV_MOMENTS
     yield max_pool.ReluMaxPool()
     for root in layer_norm.ROOTS:
-        yield layer_norm.LayerNorm(root)
-        yield layer_norm.RmsNorm(root)
+        yield layer_norm.LayerNorm(anchor=root)
+        yield layer_norm.RmsNorm(anchor=root)
     for activation in spellings.ACTIVATIONS:
         if activation is not spellings.NONE and not activation.own_op:
             yield from (elementwise.Act(activation, form) for form in activation.spellings)
