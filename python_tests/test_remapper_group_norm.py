@@ -404,6 +404,16 @@ def test_values_inside_are_used():
     check(chain, [X], {})
 
 
+@pytest.mark.parametrize("axes", [[1, 2], [1, 2, 3], -1])
+def test_root_of_what_is_no_variance(axes):
+    """The mean is that of an argument, which no op makes."""
+
+    def chain(x):
+        return x * tf.math.rsqrt(tf.reduce_mean(x, axes, keepdims=True) + 9.0)
+
+    check(step_of(chain), [X], {}, units=256)
+
+
 def test_switched_off():
     compiled = function(by_moments, remap=RemapOptions(disable=["group_norm"]))
     compiled(X, SCALE, OFFSET)

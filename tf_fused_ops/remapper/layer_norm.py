@@ -75,6 +75,8 @@ _RMS = {
     "Mul": _rms(lambda x: x * x),
 }
 
+_SQUARES = ("SquaredDifference", *_RMS)
+
 # By the type of the op that takes the root.
 ROOTS = {
     "Rsqrt": lambda x, square: x * tf.math.rsqrt(square),
@@ -143,6 +145,8 @@ class LayerNorm(moments.OptionalVectors, Rule):
         over; None if it is no variance."""
         variance = moments.variance_under(view, anchor)
         if variance is None or variance.op.type != "Mean":
+            return None
+        if variance.op.inputs[0].op.type not in _SQUARES:
             return None
         axes = view.constant(variance.op.inputs[1])
         if axes is None or not variance.op.get_attr("keep_dims"):
