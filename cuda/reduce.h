@@ -33,6 +33,14 @@ struct Sums {
     }
     return other;
   }
+  // Of the lane whose number differs in `bit`.
+  __device__ Sums Exchange(int bit) const {
+    Sums other;
+    for (int i = 0; i < N; ++i) {
+      other.value[i] = __shfl_xor_sync(kWholeWarp, value[i], bit);
+    }
+    return other;
+  }
 };
 
 // Count, mean and sum of squared deviations from the mean; Chan, Golub and

@@ -45,7 +45,7 @@ class Emulated:
 
     def put(self, array, misaligned=False):
         """A copy of `array`; one element past a multiple of 16 bytes where `misaligned`."""
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")
         result = self.poisoned(array.shape, array.dtype, misaligned)
         result.owner[...] = array.reshape(-1).view(np.uint8)
         return result
@@ -76,7 +76,7 @@ class Gpu(Emulated):
         return self.torch.cuda.current_stream().cuda_stream
 
     def put(self, array, misaligned=False):
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")
         result = self.poisoned(array.shape, array.dtype, misaligned)
         result.owner.copy_(self.torch.from_numpy(array.reshape(-1).view(np.uint8).copy()))
         return result

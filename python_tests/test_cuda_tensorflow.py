@@ -1,4 +1,4 @@
-"""The batch-norm ops on TensorFlow's GPU device: placement; results and gradients as the CPU's."""
+"""Normalization ops on TensorFlow's GPU device: placement; results and gradients as the CPU's."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def why_not():
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
 
-def run(device, dtype, data_format, shape, activation, side, training):
+def batch_norm(device, dtype, data_format, shape, activation, side, training):
     """The op's outputs and gradients on `device`, as NumPy arrays."""
     random = np.random.default_rng(0)
     channels = shape[-1] if data_format == "NHWC" else shape[1]
@@ -44,6 +44,38 @@ def run(device, dtype, data_format, shape, activation, side, training):
     return [tf.cast(value, tf.float64).numpy() for value in (y, *statistics, *gradients)]
 
 
+def layer_norm(device, dtype, shape, subtract_mean):
+    """The op's outputs and gradients on `device`, as NumPy arrays."""
+    random = np.random.default_rng(0)
+    with tf.device(device):
+        x, dy = (tf.constant(random.normal(size=shape), dtype) for _ in range(2))
+        scale, offset = (
+            tf.constant(random.uniform(0.5, 1.5, shape[-1]), tf.float32) for _ in range(2)
+        )
+        with tf.GradientTape() as tape:
+            tape.watch([x, scale, offset])
+            if subtract_mean:
+                y, vectors = tfo.layer_norm(x, scale, offset), [scale, offset]
+            else:
+                y, vectors = tfo.rms_norm(x, scale), [scale]
+        assert device in y.device
+        gradients = tape.gradient(y, [x, *vectors], dy)
+    return [tf.cast(value, tf.float64).numpy() for value in (y, *gradients)]
+
+
+def check(run, dtype, *arguments):
+    """Compares what `run` gives on both devices, and on the GPU twice."""
+    on_gpu, on_cpu, again = (
+        run(device, dtype, *arguments) for device in ("GPU:0", "CPU:0", "GPU:0")
+    )
+    for i, (value, expected) in enumerate(zip(on_gpu, on_cpu, strict=True)):
+        assert_close(f"output {i}", value, expected, dtype)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(on_gpu, again, strict=True))
+
+
+DTYPES_OF_GPUS = [dtype for dtype in DTYPES if dtype != "float64"]
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     "activation,side", [("none", False), ("relu", False), ("relu", True), ("silu", True)]
@@ -51,11 +83,13 @@ def run(device, dtype, data_format, shape, activation, side, training):
 @pytest.mark.parametrize(
     "shape,data_format", [((4, 9, 7, 30), "NHWC"), ((4, 64), "NHWC"), ((3, 5, 8, 24), "NCHW")]
 )
-@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "float64"])
-def test_agrees_with_the_cpu(dtype, shape, data_format, activation, side, training):
-    arguments = (dtype, data_format, shape, activation, side, training)
-    on_gpu, on_cpu = run("GPU:0", *arguments), run("CPU:0", *arguments)
-    for i, (value, expected) in enumerate(zip(on_gpu, on_cpu, strict=True)):
-        assert_close(f"output {i}", value, expected, dtype)
-    again = run("GPU:0", *arguments)
-    assert all(a.tobytes() == b.tobytes() for a, b in zip(on_gpu, again, strict=True))
+@pytest.mark.parametrize("dtype", DTYPES_OF_GPUS)
+def test_batch_norm_agrees_with_the_cpu(dtype, shape, data_format, activation, side, training):
+    check(batch_norm, dtype, data_format, shape, activation, side, training)
+
+
+@pytest.mark.parametrize("subtract_mean", [True, False])
+@pytest.mark.parametrize("shape", [(4, 9, 30), (50, 768), (3, 5000)])
+@pytest.mark.parametrize("dtype", DTYPES_OF_GPUS)
+def test_layer_norm_agrees_with_the_cpu(dtype, shape, subtract_mean):
+    check(layer_norm, dtype, shape, subtract_mean)

@@ -79,6 +79,7 @@ inline Stream StreamOf(std::uintptr_t handle) {
 void BindBiasAct(py::module_& module);
 void BindConv(py::module_& module);
 void BindBatchNorm(py::module_& module);
+void BindLayerNorm(py::module_& module);
 
 }  // namespace tfo::cuda::python
 

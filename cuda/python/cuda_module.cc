@@ -9,4 +9,5 @@ PYBIND11_MODULE(_cuda, module) {
   tfo::cuda::python::BindBiasAct(module);
   tfo::cuda::python::BindConv(module);
   tfo::cuda::python::BindBatchNorm(module);
+  tfo::cuda::python::BindLayerNorm(module);
 }

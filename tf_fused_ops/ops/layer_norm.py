@@ -10,8 +10,8 @@ def layer_norm(x, scale=None, offset=None, epsilon=1e-3, name=None):
     """Computes (x - mu) * r * scale + offset over the last dimension in one op.
 
     r = 1 / sqrt(sigma**2 + epsilon), where mu and sigma**2 are mean and (biased) variance of x's
-    last dimension (Ba, Kiros and Hinton, arXiv:1607.06450). The gradient keeps x, mu and r. On the
-    CPU alone.
+    last dimension (Ba, Kiros and Hinton, arXiv:1607.06450). The gradient keeps x, mu and r. On
+    GPUs for all dtypes but float64.
 
     Args:
         x: Tensor of rank 1 or more; float16, bfloat16, float32 or float64.
@@ -34,7 +34,7 @@ def rms_norm(x, scale=None, epsilon=1e-6, name=None):
     """Computes x * r * scale over the last dimension in one op.
 
     r = 1 / sqrt(mean(x**2) + epsilon) (Zhang and Sennrich, arXiv:1910.07467). The gradient keeps x
-    and r. On the CPU alone.
+    and r. On GPUs for all dtypes but float64.
 
     Args:
         x: Tensor of rank 1 or more; float16, bfloat16, float32 or float64.
