@@ -169,6 +169,25 @@ def test_slope_is_the_derivative(core_isa, shape, channels_first, activation):
     np.testing.assert_allclose(side_grad, case.dy * (above - below) / (2 * step), atol=1e-8)
 
 
+@pytest.mark.parametrize("activation", ["relu", "relu6", "silu"])
+@pytest.mark.parametrize("side", [False, True])
+@pytest.mark.parametrize("shape,channels_first", [((37, 21), False), ((3, 5, 6, 7), True)])
+def test_x_grad_in_the_memory_of_an_input(core_isa, shape, channels_first, side, activation):
+    """Whatever the sums leave where x_grad will be."""
+    for dtype in ("float32", "bfloat16"):
+        case = Case(shape, channels_first, dtype)
+        options = {"activation": activation, "side_input": case.side if side else None}
+        mean, inv_std = case.forward(**options)[3:5]
+        for side_gradient in (False, True):
+            options["side_input_gradient"] = side_gradient
+            new, of_dy, of_x = (
+                case.gradient(mean, inv_std, x_grad_is=name, **options) for name in ("", "dy", "x")
+            )
+            for result in (of_dy, of_x):
+                for i in range(4 if side_gradient else 3):
+                    assert result[i].tobytes() == new[i].tobytes(), (dtype, side_gradient, i)
+
+
 @pytest.mark.parametrize("shape,channels_first", SHAPES)
 def test_any_number_of_threads_gives_the_same_bits(core_isa, shape, channels_first):
     case = Case(shape, channels_first)

@@ -142,6 +142,35 @@ void FinalizeGradient(const BatchNormGradientArgs& args, const double* sum_dz,
   }
 }
 
+// The first phase, which leaves dz at `dz` unless that is null.
+bool SumDz(const BatchNormGradientArgs& args, void* dz,
+           const Parallel& parallel, const Scratch& scratch, double* sums) {
+  const BatchNormShape& shape = args.shape;
+  double* sum_dz = sums + shape.channels;
+  double* sum_dz_x = sum_dz + shape.channels;
+  std::fill_n(sums, shape.channels, Count(shape));
+  if (!ActiveKernels().batch_norm_gradient_sums(args, dz, parallel, scratch,
+                                                sum_dz, sum_dz_x)) {
+    return false;
+  }
+  const bool is_double = shape.dtype == DType::kDouble;
+  (is_double ? FinalizeGradient<double> : FinalizeGradient<float>)(args, sum_dz,
+                                                                   sum_dz_x);
+  return true;
+}
+
+// Whether the slope is a comparison or two.
+bool SlopeIsCheap(Activation activation) {
+  switch (activation) {
+    case Activation::kRelu6:
+    case Activation::kLeakyRelu:
+    case Activation::kHardSwish:
+      return true;
+    default:
+      return false;
+  }
+}
+
 // What BatchNormGradientApply takes, from sums: [3, channels] to [2, channels].
 template <class A>
 void FinalizePull(const BatchNormGradientArgs& args, const double* sums,
@@ -213,21 +242,35 @@ bool BatchNormForward(const BatchNormForwardArgs& args,
   return Normalize(args, moments, parallel, scratch);
 }
 
+void* BatchNormPlaceOfDz(const BatchNormGradientArgs& args) {
+  const bool in_passing =
+      args.activation == Activation::kNone || args.mask != nullptr ||
+      (args.activation == Activation::kRelu && args.side == nullptr);
+  // Rounded to 16 bits, dz would not be what x_grad is to be made from.
+  const bool exact =
+      args.shape.dtype == DType::kFloat || args.shape.dtype == DType::kDouble;
+  if (in_passing || !exact) return nullptr;
+  if (args.side_grad != nullptr) return args.side_grad;
+  // Writing once more is dearer than a few instructions.
+  if (SlopeIsCheap(args.activation) || args.x_grad == args.x) return nullptr;
+  return args.x_grad;
+}
+
+BatchNormGradientArgs BatchNormFromDz(const BatchNormGradientArgs& args,
+                                      const void* dz) {
+  BatchNormGradientArgs from_dz = args;
+  if (dz == nullptr) return from_dz;
+  from_dz.activation = Activation::kNone;
+  from_dz.dy = dz;
+  from_dz.side = nullptr;
+  if (args.side_grad == dz) from_dz.side_grad = nullptr;
+  return from_dz;
+}
+
 bool BatchNormLocalSums(const BatchNormGradientArgs& args,
                         const Parallel& parallel, const Scratch& scratch,
                         double* sums) {
-  const BatchNormShape& shape = args.shape;
-  double* sum_dz = sums + shape.channels;
-  double* sum_dz_x = sum_dz + shape.channels;
-  std::fill_n(sums, shape.channels, Count(shape));
-  if (!ActiveKernels().batch_norm_gradient_sums(args, parallel, scratch, sum_dz,
-                                                sum_dz_x)) {
-    return false;
-  }
-  const bool is_double = shape.dtype == DType::kDouble;
-  (is_double ? FinalizeGradient<double> : FinalizeGradient<float>)(args, sum_dz,
-                                                                   sum_dz_x);
-  return true;
+  return SumDz(args, nullptr, parallel, scratch, sums);
 }
 
 bool BatchNormGradientFromSums(const BatchNormGradientArgs& args,
@@ -244,8 +287,10 @@ bool BatchNormGradientFromSums(const BatchNormGradientArgs& args,
 bool BatchNormGradient(const BatchNormGradientArgs& args,
                        const Parallel& parallel, const Scratch& scratch) {
   double* sums = scratch.Allocate<double>(3 * args.shape.channels);
-  return sums != nullptr && BatchNormLocalSums(args, parallel, scratch, sums) &&
-         BatchNormGradientFromSums(args, sums, parallel, scratch);
+  void* dz = BatchNormPlaceOfDz(args);
+  return sums != nullptr && SumDz(args, dz, parallel, scratch, sums) &&
+         BatchNormGradientFromSums(BatchNormFromDz(args, dz), sums, parallel,
+                                   scratch);
 }
 
 }  // namespace tfo

@@ -53,7 +53,7 @@ struct BatchNormGradientArgs {
   const void* x;
   const void* side;          // null: none, or not needed for the slope
   const std::uint8_t* mask;  // null: the slope is computed from x and side
-  void* x_grad;              // may be dy
+  void* x_grad;              // may be dy or x
   void* side_grad;           // null: not wanted
   void* scale_grad;          // [channels] of Accumulator<dtype>
   void* offset_grad;         // [channels] of Accumulator<dtype>
@@ -86,9 +86,11 @@ using BatchNormApplyFunction = bool(const BatchNormApplyArgs&, const Parallel&,
                                     const Scratch&);
 
 // With dz = dy * act'(z): per channel, the sum of dz and of dz * (x - mean).
+// Where `dz` is not null, which may be dy, dz is kept there.
 using BatchNormGradientSumsFunction = bool(const BatchNormGradientArgs&,
-                                           const Parallel&, const Scratch&,
-                                           double* sum_dz, double* sum_dz_x);
+                                           void* dz, const Parallel&,
+                                           const Scratch&, double* sum_dz,
+                                           double* sum_dz_x);
 
 // side_grad = dz, and x_grad = dz * scale * inv_std - pull[0] - (x - mean) *
 // pull[1], what comes through the statistics: [2, channels], not read unless
@@ -96,6 +98,15 @@ using BatchNormGradientSumsFunction = bool(const BatchNormGradientArgs&,
 using BatchNormGradientApplyFunction = bool(const BatchNormGradientArgs&,
                                             const double* pull, const Parallel&,
                                             const Scratch&);
+
+// Where the sums can leave dz for x_grad and side_grad, so that slopes that
+// take time are computed once; null: nowhere.
+void* BatchNormPlaceOfDz(const BatchNormGradientArgs& args);
+
+// The arguments of the second phase where the sums have left dz at `dz`, or
+// nowhere if that is null.
+BatchNormGradientArgs BatchNormFromDz(const BatchNormGradientArgs& args,
+                                      const void* dz);
 
 // ---- What replicas exchange, [3, channels] each; false when scratch memory
 // ran out --------------------------------------

@@ -16,6 +16,7 @@ struct Gradient {
   const BatchNormPlan& plan;
   Columns<A> columns;
   ArrayFunction<A>* slope;  // null where no buffer gives the slopes
+  T* kept;                  // where dz is kept; null: nowhere
 
   const T* x() const { return static_cast<const T*>(args.x); }
   const T* dy() const { return static_cast<const T*>(args.dy); }
@@ -62,7 +63,8 @@ class GradientReducer {
       GradientSumRows<kSlope>(
           context_.dy() + offset, context_.x() + offset,
           SlopeSource<A>{context_.args.mask, offset, slopes_}, n, stride, width,
-          columns_, block_, block_x_);
+          columns_, block_, block_x_,
+          context_.kept == nullptr ? nullptr : context_.kept + offset);
       in_block_ += n;
       offset += n * stride;
       rows -= n;
@@ -175,8 +177,9 @@ struct Kind {
 };
 
 template <class Body>
-bool WithGradient(const BatchNormGradientArgs& args, const BatchNormPlan& plan,
-                  const Scratch& scratch, const Body& body) {
+bool WithGradient(const BatchNormGradientArgs& args, void* dz,
+                  const BatchNormPlan& plan, const Scratch& scratch,
+                  const Body& body) {
   return WithStorage(args.shape.dtype, [&](auto storage) {
     using T = typename decltype(storage)::type;
     using A = Accumulator<T>;
@@ -184,7 +187,8 @@ bool WithGradient(const BatchNormGradientArgs& args, const BatchNormPlan& plan,
     if (!AllocateColumns(plan, scratch, &columns)) return false;
     SetColumns(plan, args.parameters, columns);
     const Gradient<T> context{args, plan, columns,
-                              ArrayActivation<true, A>(args.activation)};
+                              ArrayActivation<true, A>(args.activation),
+                              static_cast<T*>(dz)};
     switch (SlopeKindOf(args)) {
       case SlopeKind::kOne:
         body(context, storage, Kind<SlopeKind::kOne>{});
@@ -207,7 +211,7 @@ bool WithGradient(const BatchNormGradientArgs& args, const BatchNormPlan& plan,
 BatchNormGradientSumsFunction BatchNormGradientSums;
 BatchNormGradientApplyFunction BatchNormGradientApply;
 
-bool BatchNormGradientSums(const BatchNormGradientArgs& args,
+bool BatchNormGradientSums(const BatchNormGradientArgs& args, void* dz,
                            const Parallel& parallel, const Scratch& scratch,
                            double* sum_dz, double* sum_dz_x) {
   const BatchNormPlan plan = PlanBatchNorm(args.shape);
@@ -219,7 +223,8 @@ bool BatchNormGradientSums(const BatchNormGradientArgs& args,
   if (sums == nullptr) return false;
   double* sums_x = sums + plan.num_splits * channels;
   const bool done = WithGradient(
-      args, plan, scratch, [&](const auto& context, auto storage, auto kind) {
+      args, dz, plan, scratch,
+      [&](const auto& context, auto storage, auto kind) {
         using Reducer = GradientReducer<typename decltype(storage)::type,
                                         decltype(kind)::value>;
         Reduce<Reducer>(plan, context, sums, sums_x, parallel);
@@ -239,7 +244,8 @@ bool BatchNormGradientApply(const BatchNormGradientArgs& args,
   const BatchNormPlan plan = PlanBatchNorm(args.shape);
   if (plan.num_chunks == 0) return true;
   return WithGradient(
-      args, plan, scratch, [&](const auto& context, auto storage, auto kind) {
+      args, nullptr, plan, scratch,
+      [&](const auto& context, auto storage, auto kind) {
         using T = typename decltype(storage)::type;
         using A = Accumulator<T>;
         if (args.training) {

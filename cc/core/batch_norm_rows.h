@@ -119,11 +119,12 @@ TFO_INLINE Vec<A> LoadDz(const T* dy, const SlopeSource<A>& slopes, int64_t bit,
   }
 }
 
-// sum += dz, sum_x += dz * (x - mean); the slopes' values are dense.
+// sum += dz, sum_x += dz * (x - mean), and dz to `kept` unless that is null;
+// the slopes' values are dense.
 template <SlopeKind kSlope, class T, class A = Accumulator<T>>
 void GradientSumRows(const T* dy, const T* x, const SlopeSource<A>& slopes,
                      int64_t rows, int64_t stride, int64_t width,
-                     const Columns<A>& columns, A* sum, A* sum_x) {
+                     const Columns<A>& columns, A* sum, A* sum_x, T* kept) {
   for (int64_t row = 0; row < rows; ++row) {
     ForColumns<A>(width, [&](int64_t j, auto partial, int n) {
       constexpr bool kPartial = decltype(partial)::value;
@@ -136,6 +137,9 @@ void GradientSumRows(const T* dy, const T* x, const SlopeSource<A>& slopes,
           Load(columns.scale + j), Load(columns.offset + j), n);
       StoreColumns<kPartial>(sum + j, Load(sum + j) + dz, n);
       StoreColumns<kPartial>(sum_x + j, Load(sum_x + j) + dz * centered, n);
+      if constexpr (kSlope == SlopeKind::kBuffer) {
+        if (kept != nullptr) StoreColumns<kPartial>(kept + at, dz, n);
+      }
     });
   }
 }

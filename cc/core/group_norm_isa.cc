@@ -162,12 +162,14 @@ bool Gradient(const GroupNormGradientArgs& args, const Parallel& parallel,
     of_image.x_grad = static_cast<T*>(args.x_grad) + at;
     double* const sum_dz = sums + image * pair;
     double* const sum_dz_x = sum_dz + s.channels;
-    if (!BatchNormGradientSums(of_image, threads, memory, sum_dz, sum_dz_x))
+    void* const dz = BatchNormPlaceOfDz(of_image);
+    if (!BatchNormGradientSums(of_image, dz, threads, memory, sum_dz, sum_dz_x))
       return false;
     GroupPull(args.shape, static_cast<const A*>(args.scale), inv_std, sum_dz,
               sum_dz_x, pull);
     for (int64_t c = 0; c < s.channels; ++c) sum_dz_x[c] *= inv_std[c];
-    return BatchNormGradientApply(of_image, pull, threads, memory);
+    return BatchNormGradientApply(BatchNormFromDz(of_image, dz), pull, threads,
+                                  memory);
   };
   if (!ForImages(args.shape, parallel, scratch, gradient)) return false;
   for (int64_t c = 0; c < s.channels; ++c) {

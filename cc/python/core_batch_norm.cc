@@ -1,7 +1,9 @@
 // Batch normalization on NumPy arrays.
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <optional>
+#include <utility>
 
 #include "cc/core/batch_norm.h"
 #include "cc/core/dispatch.h"
@@ -112,7 +114,7 @@ py::tuple Gradient(const py::array& dy, const py::array& x,
                    const OptionalArray& side_input, const OptionalArray& mask,
                    const std::string& activation, double alpha, bool training,
                    bool channels_first, bool side_input_gradient,
-                   int num_threads) {
+                   const std::string& x_grad_is, int num_threads) {
   BatchNormGradientArgs args{};
   const BatchNormShape shape = BatchShape(x, channels_first);
   args.shape = shape;
@@ -133,6 +135,12 @@ py::tuple Gradient(const py::array& dy, const py::array& x,
   py::array x_grad(x.dtype(), ShapeOf(x)), side_grad(x.dtype(), ShapeOf(x));
   py::array scale_grad = NewVector(shape), offset_grad = NewVector(shape);
   args.x_grad = x_grad.mutable_data();
+  for (const auto& [name, input] :
+       {std::pair("dy", &args.dy), {"x", &args.x}}) {
+    if (x_grad_is != name) continue;
+    std::memcpy(args.x_grad, *input, x.nbytes());
+    *input = args.x_grad;
+  }
   args.side_grad = side_input_gradient ? side_grad.mutable_data() : nullptr;
   args.scale_grad = scale_grad.mutable_data();
   args.offset_grad = offset_grad.mutable_data();
@@ -158,13 +166,15 @@ void BindBatchNorm(py::module_& m) {
         "epsilon"_a = 1e-3, "momentum"_a = 0.99, "training"_a = true,
         "unbiased"_a = true, "channels_first"_a = false, "save_mask"_a = false,
         "num_threads"_a = 1);
-  m.def("batch_norm_gradient", &Gradient,
-        "Returns (x_grad, scale_grad, offset_grad, side_input_grad).", "dy"_a,
-        "x"_a, "scale"_a, "offset"_a, "saved_mean"_a, "saved_inv_std"_a,
-        py::kw_only(), "side_input"_a = py::none(), "mask"_a = py::none(),
-        "activation"_a = "none", "alpha"_a = 0.2, "training"_a = true,
-        "channels_first"_a = false, "side_input_gradient"_a = false,
-        "num_threads"_a = 1);
+  m.def(
+      "batch_norm_gradient", &Gradient,
+      "Returns (x_grad, scale_grad, offset_grad, side_input_grad). x_grad_is: "
+      "'dy' or 'x' for x_grad in that one's memory.",
+      "dy"_a, "x"_a, "scale"_a, "offset"_a, "saved_mean"_a, "saved_inv_std"_a,
+      py::kw_only(), "side_input"_a = py::none(), "mask"_a = py::none(),
+      "activation"_a = "none", "alpha"_a = 0.2, "training"_a = true,
+      "channels_first"_a = false, "side_input_gradient"_a = false,
+      "x_grad_is"_a = "", "num_threads"_a = 1);
 }
 
 }  // namespace tfo::python
