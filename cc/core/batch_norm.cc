@@ -195,6 +195,7 @@ BatchNormPlan PlanBatchNorm(const BatchNormShape& shape) {
   p.channels = shape.channels;
   p.inner = shape.inner;
   p.elements = p.outer * p.channels * p.inner;
+  p.elements_of_all = shape.batches * p.elements;
   if (p.elements == 0) return p;
   p.planes = p.inner >= kMinPlane;
   if (p.planes) {

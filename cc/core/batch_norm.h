@@ -21,6 +21,8 @@ namespace tfo {
 struct BatchNormShape {
   DType dtype;
   std::int64_t outer, channels, inner;
+  std::int64_t batches = 1;  // that follow each other and are normalized one by
+                             // one: their outputs share the caches
 };
 
 // Vectors of [channels] elements of Accumulator<dtype>.

@@ -111,7 +111,8 @@ template <class T>
 bool Streams(const BatchNormPlan& plan, const void* output, const void* input,
              const void* other) {
   const int64_t period = plan.planes ? plan.inner : plan.width;
-  return period % 16 == 0 && Streams<T>(plan.elements, output, input, other);
+  return period % 16 == 0 &&
+         Streams<T>(plan.elements_of_all, output, input, other);
 }
 
 template <class A>

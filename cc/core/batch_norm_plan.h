@@ -26,6 +26,7 @@ constexpr std::int64_t kMaxSplits = 64;
 struct BatchNormPlan {
   std::int64_t outer, channels, inner;
   std::int64_t elements;
+  std::int64_t elements_of_all;  // batches
   bool planes;
 
   // Interleaved.

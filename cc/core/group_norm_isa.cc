@@ -35,6 +35,12 @@ struct Groups {
   double elements;  // of a group
 };
 
+BatchNormShape ImageOf(const GroupNormShape& s) {
+  BatchNormShape image = s.image;
+  image.batches = s.images;
+  return image;
+}
+
 // Calls body(index, elements before, threads, scratch memory) for all images,
 // as long as it returns true.
 template <class Body>
@@ -83,7 +89,7 @@ template <class T>
 bool Forward(const GroupNormArgs& args, const Parallel& parallel,
              const Scratch& scratch) {
   using A = Accumulator<T>;
-  const BatchNormShape& s = args.shape.image;
+  const BatchNormShape s = ImageOf(args.shape);
   return ForImages(
       args.shape, parallel, scratch,
       [&](int64_t image, int64_t at, const Parallel& threads,
@@ -134,7 +140,7 @@ template <class T>
 bool Gradient(const GroupNormGradientArgs& args, const Parallel& parallel,
               const Scratch& scratch) {
   using A = Accumulator<T>;
-  const BatchNormShape& s = args.shape.image;
+  const BatchNormShape s = ImageOf(args.shape);
   const Groups groups(args.shape);
   const int64_t pair = 2 * s.channels;
   // The sums of every image: of dz, and of dz * n.
