@@ -20,6 +20,7 @@ from tf_fused_ops.ops import (
     matmul_bias_act,
     max_pool2d_act,
     rms_norm,
+    softmax,
     sync_batch_norm_act,
 )
 from tf_fused_ops.remapper import RemapOptions, remap
@@ -43,6 +44,7 @@ __all__ = [
     "max_pool2d_act",
     "remap",
     "rms_norm",
+    "softmax",
     "sync_batch_norm_act",
     "viz",
 ]

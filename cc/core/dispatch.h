@@ -9,6 +9,7 @@
 #include "cc/core/layer_norm.h"
 #include "cc/core/max_pool.h"
 #include "cc/core/peak.h"
+#include "cc/core/softmax.h"
 
 namespace tfo {
 
@@ -30,6 +31,8 @@ struct Kernels {
   LayerNormGradientFunction* layer_norm_gradient;
   GroupNormForwardFunction* group_norm_forward;
   GroupNormGradientFunction* group_norm_gradient;
+  SoftmaxForwardFunction* softmax_forward;
+  SoftmaxGradientFunction* softmax_gradient;
   MultiplyAddFunction* multiply_add;
   CopyFunction* copy;
 };

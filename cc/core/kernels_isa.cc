@@ -22,6 +22,8 @@ LayerNormForwardFunction LayerNormForward;
 LayerNormGradientFunction LayerNormGradient;
 GroupNormForwardFunction GroupNormForward;
 GroupNormGradientFunction GroupNormGradient;
+SoftmaxForwardFunction SoftmaxForward;
+SoftmaxGradientFunction SoftmaxGradient;
 MultiplyAddFunction MultiplyAdd;
 CopyFunction Copy;
 
@@ -43,6 +45,8 @@ const Kernels kKernels = {TFO_STRING(TFO_ISA),
                           &LayerNormGradient,
                           &GroupNormForward,
                           &GroupNormGradient,
+                          &SoftmaxForward,
+                          &SoftmaxGradient,
                           &MultiplyAdd,
                           &Copy};
 

@@ -7,6 +7,7 @@ from tf_fused_ops.ops.group_norm import group_norm_act
 from tf_fused_ops.ops.layer_norm import layer_norm, rms_norm
 from tf_fused_ops.ops.matmul import matmul_bias_act
 from tf_fused_ops.ops.max_pool import max_pool2d_act
+from tf_fused_ops.ops.softmax import softmax
 from tf_fused_ops.ops.sync_batch_norm import sync_batch_norm_act
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "matmul_bias_act",
     "max_pool2d_act",
     "rms_norm",
+    "softmax",
     "sync_batch_norm_act",
 ]

@@ -59,6 +59,14 @@ def integer(name, value):
         raise ValueError(f"{name} must be an integer; got {value!r}") from None
 
 
+def number(name, value):
+    """Returns a number as Python has it."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a number; got {value!r}") from None
+
+
 def four(name, value, data_format):
     """Returns strides or dilations as four integers in the order of data_format."""
     values = list(value) if isinstance(value, (list, tuple)) else [value]

@@ -218,6 +218,14 @@ def _group_norm_grad(op):
     return reference.group_norm_act_grad(dy, x, scale, offset, inv_std, **attributes)
 
 
+def _softmax(op):
+    return [reference.softmax(*op.inputs, **_attributes(op, ["scale", "masked"]))]
+
+
+def _softmax_grad(op):
+    return [reference.softmax_grad(*op.inputs, **_attributes(op, ["scale"]))]
+
+
 _STOCK = {
     "TfFusedOps>Act": _act,
     "TfFusedOps>ActGrad": _act_grad,
@@ -231,6 +239,8 @@ _STOCK = {
     "TfFusedOps>MatMulBiasActGrad": _contraction_grad(reference.matmul_bias_act_grad, _MATMUL),
     "TfFusedOps>MaxPoolAct": _max_pool,
     "TfFusedOps>MaxPoolActGrad": _max_pool_grad,
+    "TfFusedOps>Softmax": _softmax,
+    "TfFusedOps>SoftmaxGrad": _softmax_grad,
     "TfFusedOps>BatchNormAct": _batch_norm,
     "TfFusedOps>BatchNormActGrad": _batch_norm_grad(
         reference.batch_norm_act_grad, 6, ("training", "data_format")

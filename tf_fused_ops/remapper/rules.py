@@ -19,6 +19,7 @@ from tf_fused_ops.remapper import (
     max_pool,
     moments,
     product,
+    softmax,
     spellings,
 )
 
@@ -73,6 +74,7 @@ def _table():
     yield convolution.GROUPED
     yield conv_moments.CONV_MOMENTS
     yield max_pool.ReluMaxPool()
+    yield softmax.Softmax()
     for root in layer_norm.ROOTS:
         yield layer_norm.LayerNorm(anchor=root)
         yield layer_norm.RmsNorm(anchor=root)

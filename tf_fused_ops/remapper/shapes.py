@@ -22,16 +22,18 @@ _SAME_SHAPE = frozenset(
         "LeakyRelu",
         "Sigmoid",
         "Tanh",
+        "Softmax",
         "Softplus",
         "Erf",
         "AddN",
         "TfFusedOps>Act",
         "TfFusedOps>GroupNormAct",
         "TfFusedOps>LayerNorm",
+        "TfFusedOps>Softmax",
     }
     | {"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "TfFusedOps>BatchNormAct"}
 )
-_ELEMENTWISE = frozenset({"Add", "AddV2", "Mul", "Sub"})
+_ELEMENTWISE = frozenset({"Add", "AddV2", "Mul", "RealDiv", "Sub", "LogicalAnd", "SelectV2"})
 _PRODUCT = frozenset({"MatMul", "TfFusedOps>MatMulBiasAct"})
 _WINDOWED = frozenset(
     {"Conv2D", "DepthwiseConv2dNative", "MaxPool", "AvgPool"}
@@ -153,6 +155,8 @@ def _origin(tensor, axis):
     if op.type in _PRODUCT and axis < tensor.shape.rank - 1:
         inner = axis == tensor.shape.rank - 2 and op.get_attr("transpose_a")
         return _Origin([(op.inputs[0], axis + inner)])
+    if op.type == "Fill" and op.inputs[0].op.type == "Shape":
+        return _Origin([(op.inputs[0].op.inputs[0], axis)])
     if op.type in _PADDING:
         paddings = tensor_util.constant_value(op.inputs[1])
         unpadded = paddings is not None and not paddings[axis].any()

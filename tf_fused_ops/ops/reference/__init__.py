@@ -24,6 +24,7 @@ from tf_fused_ops.ops.reference.layer_norm import (
 )
 from tf_fused_ops.ops.reference.matmul import matmul_bias_act, matmul_bias_act_grad
 from tf_fused_ops.ops.reference.max_pool import max_pool_act, max_pool_act_grad
+from tf_fused_ops.ops.reference.softmax import softmax, softmax_grad
 from tf_fused_ops.ops.reference.sync_batch_norm import (
     batch_norm_apply,
     batch_norm_grad_apply,
@@ -54,5 +55,7 @@ __all__ = [
     "max_pool_act",
     "max_pool_act_grad",
     "pack_mask",
+    "softmax",
+    "softmax_grad",
     "ungrouped",
 ]

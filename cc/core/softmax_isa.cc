@@ -1,0 +1,218 @@
+// Softmax of rows and its gradient. A row is read from memory once.
+#include <type_traits>
+
+#include "cc/core/elementwise.h"
+#include "cc/core/softmax.h"
+#include "cc/core/vector_math.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+constexpr int64_t kCyclesPerVector = 24;
+
+template <class A>
+TFO_INLINE Vec<A> MinusInfinity() {
+  return Splat(-static_cast<A>(__builtin_inf()));
+}
+
+// v in the first n lanes, `rest` in the others.
+template <class A>
+TFO_INLINE Vec<A> FirstLanes(Vec<A> v, int n, Vec<A> rest) {
+  IntVec<A> lane;
+  for (int l = 0; l < kLanes<A>; ++l) lane[l] = l;
+  return lane < IntVec<A>{} + n ? v : rest;
+}
+
+// combine over all lanes, in every lane.
+template <class A, int kHalf = kLanes<A> / 2, class Combine>
+TFO_INLINE Vec<A> OverLanes(Vec<A> v, const Combine& combine) {
+  IntVec<A> other;
+#pragma GCC unroll 16
+  for (int l = 0; l < kLanes<A>; ++l) other[l] = l ^ kHalf;
+  v = combine(v, __builtin_shuffle(v, other));
+  if constexpr (kHalf > 1) {
+    return OverLanes<A, kHalf / 2>(v, combine);
+  } else {
+    return v;
+  }
+}
+
+template <class A>
+TFO_INLINE Vec<A> SumOfLanes(Vec<A> v) {
+  return OverLanes<A>(
+      v, [](Vec<A> a, Vec<A> b) TFO_INLINE_LAMBDA { return a + b; });
+}
+
+// n bytes, each in a lane of its own; GCC 12 would move them one by one.
+template <class A>
+TFO_INLINE IntVec<A> LoadBytes(const std::uint8_t* from, int n) {
+#if defined(__AVX2__)
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  const __m128i bytes =
+      _mm_maskz_loadu_epi8(static_cast<__mmask16>((1u << n) - 1), from);
+#else
+  __m128i bytes{};
+  __builtin_memcpy(&bytes, from, static_cast<unsigned>(n));
+#endif
+  constexpr bool kFloat = std::is_same_v<A, float>;
+#if defined(__AVX512F__)
+  if constexpr (kFloat)
+    return (IntVec<A>)_mm512_maskz_cvtepu8_epi32(0xffff, bytes);
+  else
+    return (IntVec<A>)_mm512_maskz_cvtepu8_epi64(0xff, bytes);
+#else
+  if constexpr (kFloat)
+    return (IntVec<A>)_mm256_cvtepu8_epi32(bytes);
+  else
+    return (IntVec<A>)_mm256_cvtepu8_epi64(bytes);
+#endif
+#else
+  IntVec<A> lanes{};
+  for (int l = 0; l < n; ++l) lanes[l] = from[l];
+  return lanes;
+#endif
+}
+
+// v where the mask keeps it, `otherwise` elsewhere.
+template <class A>
+TFO_INLINE Vec<A> Kept(const std::uint8_t* keep, int n, Vec<A> v,
+                       Vec<A> otherwise) {
+  return LoadBytes<A>(keep, n) != IntVec<A>{} ? v : otherwise;
+}
+
+// An output of x's shape. Rows of other depths do not begin at whole vectors.
+template <class T>
+Output<T> RowsOf(const SoftmaxShape& s, void* output, const void* input,
+                 const void* other) {
+  const bool streams =
+      s.depth % 16 == 0 && Streams<T>(s.rows * s.depth, output, input, other);
+  return {static_cast<T*>(output), streams};
+}
+
+// Calls body(row, worker) for all rows.
+template <class T, class Body>
+void ForRows(const SoftmaxShape& s, bool stream, const Parallel& parallel,
+             const Body& body) {
+  const int64_t rows = Max(kTaskElements / Max(s.depth, 1), 1);
+  auto run = [&](int64_t task, int worker) {
+    const int64_t end = Min((task + 1) * rows, s.rows);
+    for (int64_t row = task * rows; row < end; ++row) body(row, worker);
+    if (stream) FlushStores();
+  };
+  ParallelFor(
+      parallel, CeilDiv(s.rows, rows),
+      rows * CeilDiv(s.depth, kLanes<Accumulator<T>>) * kCyclesPerVector, run);
+}
+
+// `e` has room for a row in whole vectors.
+template <class T, bool kMask>
+void ForwardRow(const SoftmaxArgs& args, int64_t row, const Output<T>& y,
+                Accumulator<T>* e) {
+  using A = Accumulator<T>;
+  using Math = VectorMath<T>;
+  const int64_t depth = args.shape.depth;
+  const T* const x = static_cast<const T*>(args.x) + row * depth;
+  const std::uint8_t* const keep = kMask ? args.mask.Row(row) : nullptr;
+  const Vec<A> scale = Splat(static_cast<A>(args.scale));
+  const Vec<A> masked = Splat(static_cast<A>(args.masked));
+  Vec<A> largest = MinusInfinity<A>();
+  ForColumns<A>(depth, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
+    constexpr bool kPartial = decltype(partial)::value;
+    FetchAhead(x + j);
+    Vec<A> z = LoadColumns<kPartial>(x + j, n) * scale;
+    if constexpr (kMask) z = Kept<A>(keep + j, n, z, masked);
+    if constexpr (kPartial) z = FirstLanes<A>(z, n, MinusInfinity<A>());
+    Store(e + j, z);
+    largest = Larger<A>(z, largest);
+  });
+  const Vec<A> top =
+      OverLanes<A>(largest, [](Vec<A> a, Vec<A> b)
+                                TFO_INLINE_LAMBDA { return Larger<A>(a, b); });
+  Vec<A> sums{};
+  ForColumns<A>(depth, [&](int64_t j, auto, int) TFO_INLINE_LAMBDA {
+    const Vec<A> v = Load(e + j) - top;
+    const Vec<A> value =
+        v < MathConstants<T>::kExpMin ? Vec<A>{} : Math::Exp(v);
+    Store(e + j, value);
+    sums += value;
+  });
+  const Vec<A> factor = A(1) / SumOfLanes<A>(sums);
+  ForColumns<A>(depth, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
+    y.template Store<decltype(partial)::value>(row * depth + j,
+                                               Load(e + j) * factor, n);
+  });
+}
+
+template <class T>
+bool Forward(const SoftmaxArgs& args, const Parallel& parallel,
+             const Scratch& scratch) {
+  using A = Accumulator<T>;
+  const SoftmaxShape& s = args.shape;
+  const int64_t pitch = CeilDiv(s.depth, 16) * 16;
+  A* const rows = scratch.Allocate<A>(parallel.num_workers * pitch);
+  if (rows == nullptr) return false;
+  const Output<T> y = RowsOf<T>(s, args.y, args.x, nullptr);
+  ForRows<T>(s, y.stream, parallel, [&](int64_t row, int worker) {
+    A* const e = rows + worker * pitch;
+    args.mask.keep != nullptr ? ForwardRow<T, true>(args, row, y, e)
+                              : ForwardRow<T, false>(args, row, y, e);
+  });
+  return true;
+}
+
+template <class T, bool kMask>
+void GradientRow(const SoftmaxGradientArgs& args, int64_t row,
+                 const Output<T>& x_grad) {
+  using A = Accumulator<T>;
+  const int64_t depth = args.shape.depth;
+  const T* const dy = static_cast<const T*>(args.dy) + row * depth;
+  const T* const y = static_cast<const T*>(args.y) + row * depth;
+  const std::uint8_t* const keep = kMask ? args.mask.Row(row) : nullptr;
+  Vec<A> sums{};
+  ForColumns<A>(depth, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
+    constexpr bool kPartial = decltype(partial)::value;
+    FetchAhead(dy + j);
+    FetchAhead(y + j);
+    sums += LoadColumns<kPartial>(dy + j, n) * LoadColumns<kPartial>(y + j, n);
+  });
+  const Vec<A> sum = SumOfLanes<A>(sums);
+  const Vec<A> scale = Splat(static_cast<A>(args.scale));
+  ForColumns<A>(depth, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
+    constexpr bool kPartial = decltype(partial)::value;
+    Vec<A> gradient = (LoadColumns<kPartial>(dy + j, n) - sum) *
+                      LoadColumns<kPartial>(y + j, n) * scale;
+    if constexpr (kMask) gradient = Kept<A>(keep + j, n, gradient, Vec<A>{});
+    x_grad.template Store<kPartial>(row * depth + j, gradient, n);
+  });
+}
+
+template <class T>
+void Gradient(const SoftmaxGradientArgs& args, const Parallel& parallel) {
+  const SoftmaxShape& s = args.shape;
+  const Output<T> x_grad = RowsOf<T>(s, args.x_grad, args.dy, args.y);
+  ForRows<T>(s, x_grad.stream, parallel, [&](int64_t row, int /*worker*/) {
+    args.mask.keep != nullptr ? GradientRow<T, true>(args, row, x_grad)
+                              : GradientRow<T, false>(args, row, x_grad);
+  });
+}
+
+}  // namespace
+
+SoftmaxForwardFunction SoftmaxForward;
+SoftmaxGradientFunction SoftmaxGradient;
+
+bool SoftmaxForward(const SoftmaxArgs& args, const Parallel& parallel,
+                    const Scratch& scratch) {
+  return WithStorage(args.shape.dtype, [&](auto storage) {
+    return Forward<typename decltype(storage)::type>(args, parallel, scratch);
+  });
+}
+
+void SoftmaxGradient(const SoftmaxGradientArgs& args,
+                     const Parallel& parallel) {
+  WithStorage(args.shape.dtype, [&](auto storage) {
+    Gradient<typename decltype(storage)::type>(args, parallel);
+  });
+}
+
+}  // namespace tfo::TFO_ISA

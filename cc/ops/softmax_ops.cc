@@ -1,0 +1,83 @@
+// Softmax with scale and mask, and its gradient.
+#include "cc/ops/softmax_mask.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace tf_fused_ops {
+namespace {
+
+// Checks x's rank, and the mask, input `index` if there is one, beside it.
+absl::Status CheckMask(InferenceContext* c, int index, ShapeHandle* x) {
+  int num_masks;
+  TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_masks", &num_masks));
+  TF_RETURN_IF_ERROR(RequireRank(c, "x", 1, kAnyRank, x));
+  if (num_masks == 0) return absl::OkStatus();
+  const ShapeHandle mask = c->input(index);
+  if (!c->RankKnown(*x) || !c->RankKnown(mask)) return absl::OkStatus();
+  TF_RETURN_IF_ERROR(CheckMaskRank(c->Rank(mask), c->Rank(*x)));
+  for (int i = 1; i <= c->Rank(mask); ++i) {
+    const DimensionHandle size = c->Dim(*x, -i), kept = c->Dim(mask, -i);
+    if (!c->ValueKnown(size) || !c->ValueKnown(kept)) continue;
+    TF_RETURN_IF_ERROR(
+        CheckMaskSize(c->Rank(*x) - i, i == 1, c->Value(kept), c->Value(size)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SoftmaxShape(InferenceContext* c) {
+  ShapeHandle x = c->input(0);
+  TF_RETURN_IF_ERROR(CheckMask(c, 1, &x));
+  c->set_output(0, x);
+  return absl::OkStatus();
+}
+
+absl::Status SoftmaxGradShape(InferenceContext* c) {
+  ShapeHandle y = c->input(1);
+  TF_RETURN_IF_ERROR(MergeNamed(c, "dy", c->input(0), "y", &y));
+  TF_RETURN_IF_ERROR(CheckMask(c, 2, &y));
+  c->set_output(0, y);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+REGISTER_OP("TfFusedOps>Softmax")
+    .Input("x: T")
+    .Input("mask: num_masks * bool")
+    .Output("y: T")
+    .Attr("T: {half, bfloat16, float, double}")
+    .Attr("num_masks: int >= 0 = 0")
+    .Attr("scale: float = 1.0")
+    .Attr("masked: float = -3e38")
+    .SetShapeFn(SoftmaxShape)
+    .Doc(R"doc(
+Computes the softmax of z over the last dimension in one op, where z is x * scale if the mask is
+true, otherwise `masked`.
+
+x: of rank 1 or more.
+mask: of x's last dimension, otherwise broadcast to x's shape; empty for one that is true
+  everywhere.
+y: of x's shape.
+scale: as written in decimals: 0.1 is that also where T is double.
+masked: what z is where the mask is false.
+)doc");
+
+REGISTER_OP("TfFusedOps>SoftmaxGrad")
+    .Input("dy: T")
+    .Input("y: T")
+    .Input("mask: num_masks * bool")
+    .Output("x_grad: T")
+    .Attr("T: {half, bfloat16, float, double}")
+    .Attr("num_masks: int >= 0 = 0")
+    .Attr("scale: float = 1.0")
+    .SetShapeFn(SoftmaxGradShape)
+    .Doc(R"doc(
+Computes the gradient of Softmax in one op.
+
+dy: the gradient of y.
+y: the forward op's y.
+mask: the forward op's mask.
+scale: the forward op's scale.
+x_grad: the gradient of x, zero where the mask is false.
+)doc");
+
+}  // namespace tf_fused_ops

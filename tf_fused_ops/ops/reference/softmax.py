@@ -1,0 +1,31 @@
+"""Softmax with scale and mask."""
+
+import tensorflow as tf
+
+from tf_fused_ops.ops.reference.elementwise import wide
+
+
+def softmax(x, mask=None, *, scale, masked):
+    """softmax(x * scale) over the last dimension, with `masked` in place of x * scale where the
+    mask is false."""
+    z = wide(x) * scale
+    if mask is not None:
+        z = tf.where(mask, z, tf.cast(masked, z.dtype))
+    return tf.cast(tf.nn.softmax(z), x.dtype)
+
+
+def softmax_grad(dy, y, mask=None, *, scale):
+    """The gradient of x.
+
+    Args:
+        dy: The gradient of y.
+        y: The value of `softmax`.
+        mask: As in the forward function; so is scale.
+        scale: As in the forward function.
+    """
+    wide_dy, wide_y = wide(dy), wide(y)
+    projection = tf.reduce_sum(wide_dy * wide_y, -1, keepdims=True)
+    gradient = (wide_dy - projection) * wide_y * scale
+    if mask is not None:
+        gradient = tf.where(mask, gradient, tf.zeros_like(gradient))
+    return tf.cast(gradient, y.dtype)
