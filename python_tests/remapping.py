@@ -17,6 +17,7 @@ FUSED = {
     "MaxPool": "TfFusedOps>MaxPoolAct",
     "group norm": "TfFusedOps>GroupNormAct",
     "layer norm": "TfFusedOps>LayerNorm",
+    "softmax": "TfFusedOps>Softmax",
     "activation": "TfFusedOps>Act",
 }
 

@@ -16,6 +16,7 @@ from tf_fused_ops.ops import (
     group_norm_act,
     layer_norm,
     matmul_bias_act,
+    softmax,
 )
 
 ERRORS = (ValueError, tf.errors.InvalidArgumentError)
@@ -24,6 +25,7 @@ MATMUL = {"a": (2, 5, 3), "b": (3, 4), "bias": (4,)}
 BATCH_NORM = {"x": (2, 5, 3), **dict.fromkeys(("scale", "offset", "mean", "variance"), (3,))}
 LAYER_NORM = {"x": (2, 5, 3), "scale": (3,), "offset": (3,)}
 GROUP_NORM = {"x": (2, 5, 6), "scale": (6,), "offset": (6,)}
+SOFTMAX = {"x": (2, 5, 3)}
 OPS = {
     "act": (act, {"x": (2, 5)}),
     "conv": (conv2d_bias_act, CONV),
@@ -31,6 +33,8 @@ OPS = {
     "batch_norm": (batch_norm_act, BATCH_NORM),
     "layer_norm": (layer_norm, LAYER_NORM),
     "group_norm": (functools.partial(group_norm_act, groups=3), GROUP_NORM),
+    "softmax": (softmax, SOFTMAX),
+    "masked_softmax": (lambda x, mask: softmax(x, mask > 0), SOFTMAX | {"mask": (2, 1, 3)}),
 }
 
 # (op, what is wrong, the argument that the error names). A tuple of integers is a tensor's shape.
@@ -85,6 +89,10 @@ WRONG_SHAPES = [
     ("group_norm", {"scale": (3,)}, "scale"),
     ("group_norm", {"scale": ()}, "scale"),
     ("group_norm", {"offset": (1, 6)}, "offset"),
+    ("softmax", {"x": ()}, "x"),
+    ("masked_softmax", {"x": (3,)}, "mask"),
+    *[("masked_softmax", {"mask": v}, "mask") for v in ((), (1,), (2,), (3, 3), (2, 5, 1))],
+    ("masked_softmax", {"mask": (1, 2, 5, 3)}, "mask"),
     ("batch_norm", {"x": (3,)}, "x"),
     ("batch_norm", {"x": (1, 1, 1, 1, 1, 3)}, "x"),
     ("batch_norm", {"x": (2, 5, 4)}, "scale"),
@@ -122,6 +130,7 @@ WRONG_ATTRIBUTES = [
     ],
     *[(op, {"data_format": "NHCW"}, "data_format") for op in ("conv", "batch_norm", "group_norm")],
     *[("group_norm", {"groups": v}, "groups") for v in (2**40, "two", 1.5, None)],
+    *[("softmax", {name: v}, name) for name in ("scale", "masked") for v in ("two", None)],
 ]
 WRONG_DTYPES = [
     ("act", {"x": tf.int32}, "x"),
@@ -137,6 +146,7 @@ WRONG_DTYPES = [
     ("matmul", {"b": tf.bfloat16}, "b"),
     ("matmul", {"bias": tf.float64}, "bias"),
     ("group_norm", {"x": tf.int32}, "x"),
+    ("softmax", {"x": tf.int32}, "x"),
     ("group_norm", {"scale": tf.float64}, "scale"),
     ("group_norm", {"offset": tf.float16}, "offset"),
     ("batch_norm", {"x": tf.bool}, "x"),
@@ -254,6 +264,8 @@ RAW |= {
         **dict.fromkeys(("mean", "inv_std"), (2, 3)),
         "groups": 3,
     },
+    "softmax": SOFTMAX | {"mask": []},
+    "softmax_grad": {**dict.fromkeys(("dy", "y"), (2, 5, 3)), "mask": []},
     "batch_norm_moments": {"x": (2, 5, 3)},
     "batch_norm_apply": {**BATCH_NORM, "moments": (2, 3, 3), "side_input": []},
     "batch_norm_grad_sums": RAW["batch_norm_act_grad"],
@@ -298,6 +310,9 @@ WRONG_RAW_CALLS = [
     ("group_norm_act_grad", {"mean": (2, 1)}, "mean"),
     ("group_norm_act_grad", {"inv_std": (6,)}, "inv_std"),
     ("group_norm_act_grad", {"groups": 4}, "groups"),
+    ("softmax", {"x": ()}, "x"),
+    ("softmax_grad", {"dy": (2, 5, 1)}, "dy"),
+    ("softmax_grad", {"dy": (), "y": ()}, "x|y"),
     ("layer_norm_grad", {"dy": (2, 5, 1)}, "dy"),
     ("layer_norm_grad", {"dy": (10, 3)}, "dy"),
     ("layer_norm_grad", {"scale": (1,)}, "scale"),

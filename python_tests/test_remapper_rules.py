@@ -51,6 +51,7 @@ SHAPES = {
     "group_norm": [(2, 5, 4, 6), (6,), (6,)],
     "layer_norm": [(2, 5, 6), (6,), (6,)],
     "rms_norm": [(2, 5, 6), (6,), (6,)],
+    "softmax": [(2, 5, 6)],
 }
 DECOMPOSED = {"epsilon": 1e-3, "scaled": True, "centered": True, "reshaped": False, "half": None}
 MOMENTS = DECOMPOSED | {"form": "moments", "scaled_first": False}
@@ -61,6 +62,7 @@ VARIANTS = {
     "group_norm": MOMENTS | {"axes": [1, 2], "flat": False, "after": False},
     "layer_norm": MOMENTS | {"axes": [-1]},
     "rms_norm": MOMENTS | {"axes": -1, "form": "Square"},
+    "softmax": {"scaled": "Mul", "scale": 0.125, "masked": False, "zeroed": False, "half": None},
 }
 # Every spelling of every activation is tried alone and after one chain; the others take the first.
 ALL_SPELLINGS = ("act", "matmul_bias")

@@ -41,7 +41,8 @@ struct SoftmaxShape {
 struct SoftmaxArgs {
   SoftmaxShape shape;
   double scale;
-  double masked;  // what z is where it is not kept
+  double masked;     // what z is where it is not kept
+  bool zero_masked;  // whether y is zero there, also in rows without others
   SoftmaxMask mask;
   const void* x;
   void* y;  // may be x

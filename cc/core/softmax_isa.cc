@@ -9,6 +9,7 @@ namespace tfo::TFO_ISA {
 namespace {
 
 constexpr int64_t kCyclesPerVector = 24;
+constexpr int64_t kSumBlock = 256;
 
 template <class A>
 TFO_INLINE Vec<A> MinusInfinity() {
@@ -37,10 +38,21 @@ TFO_INLINE Vec<A> OverLanes(Vec<A> v, const Combine& combine) {
   }
 }
 
-template <class A>
-TFO_INLINE Vec<A> SumOfLanes(Vec<A> v) {
+// The sum of term(column, Partial<P>, n) over `width` columns, in every lane:
+// block by block, for the digits of long rows.
+template <class A, class Term>
+TFO_INLINE Vec<A> SumOver(int64_t width, const Term& term) {
+  Vec<A> total{};
+  for (int64_t begin = 0; begin < width; begin += kSumBlock) {
+    Vec<A> sum{};
+    ForColumns<A>(Min(width - begin, kSumBlock),
+                  [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
+                    sum += term(begin + j, partial, n);
+                  });
+    total += sum;
+  }
   return OverLanes<A>(
-      v, [](Vec<A> a, Vec<A> b) TFO_INLINE_LAMBDA { return a + b; });
+      total, [](Vec<A> a, Vec<A> b) TFO_INLINE_LAMBDA { return a + b; });
 }
 
 // n bytes, each in a lane of its own; GCC 12 would move them one by one.
@@ -128,18 +140,20 @@ void ForwardRow(const SoftmaxArgs& args, int64_t row, const Output<T>& y,
   const Vec<A> top =
       OverLanes<A>(largest, [](Vec<A> a, Vec<A> b)
                                 TFO_INLINE_LAMBDA { return Larger<A>(a, b); });
-  Vec<A> sums{};
-  ForColumns<A>(depth, [&](int64_t j, auto, int) TFO_INLINE_LAMBDA {
-    const Vec<A> v = Load(e + j) - top;
-    const Vec<A> value =
-        v < MathConstants<T>::kExpMin ? Vec<A>{} : Math::Exp(v);
-    Store(e + j, value);
-    sums += value;
-  });
-  const Vec<A> factor = A(1) / SumOfLanes<A>(sums);
+  const Vec<A> sum =
+      SumOver<A>(depth, [&](int64_t j, auto, int) TFO_INLINE_LAMBDA {
+        const Vec<A> v = Load(e + j) - top;
+        const Vec<A> value =
+            v < MathConstants<T>::kExpMin ? Vec<A>{} : Math::Exp(v);
+        Store(e + j, value);
+        return value;
+      });
+  const Vec<A> factor = A(1) / sum;
   ForColumns<A>(depth, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
-    y.template Store<decltype(partial)::value>(row * depth + j,
-                                               Load(e + j) * factor, n);
+    Vec<A> value = Load(e + j) * factor;
+    if (kMask && args.zero_masked)
+      value = Kept<A>(keep + j, n, value, Vec<A>{});
+    y.template Store<decltype(partial)::value>(row * depth + j, value, n);
   });
 }
 
@@ -168,14 +182,13 @@ void GradientRow(const SoftmaxGradientArgs& args, int64_t row,
   const T* const dy = static_cast<const T*>(args.dy) + row * depth;
   const T* const y = static_cast<const T*>(args.y) + row * depth;
   const std::uint8_t* const keep = kMask ? args.mask.Row(row) : nullptr;
-  Vec<A> sums{};
-  ForColumns<A>(depth, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
+  const Vec<A> sum = SumOver<A>(depth, [&](int64_t j, auto partial,
+                                           int n) TFO_INLINE_LAMBDA {
     constexpr bool kPartial = decltype(partial)::value;
     FetchAhead(dy + j);
     FetchAhead(y + j);
-    sums += LoadColumns<kPartial>(dy + j, n) * LoadColumns<kPartial>(y + j, n);
+    return LoadColumns<kPartial>(dy + j, n) * LoadColumns<kPartial>(y + j, n);
   });
-  const Vec<A> sum = SumOfLanes<A>(sums);
   const Vec<A> scale = Splat(static_cast<A>(args.scale));
   ForColumns<A>(depth, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
     constexpr bool kPartial = decltype(partial)::value;

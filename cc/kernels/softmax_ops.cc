@@ -67,6 +67,7 @@ class SoftmaxOp : public SoftmaxBase<T> {
  public:
   explicit SoftmaxOp(OpKernelConstruction* ctx) : SoftmaxBase<T>(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("masked", &masked_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("zero_masked", &zero_masked_));
   }
 
  private:
@@ -76,6 +77,7 @@ class SoftmaxOp : public SoftmaxBase<T> {
     TF_RETURN_IF_ERROR(this->RowsOf(ctx, x, &args.shape, &args.mask));
     args.scale = this->scale();
     args.masked = masked_;
+    args.zero_masked = zero_masked_;
     args.x = x.data();
     TF_RETURN_IF_ERROR(Output(ctx, {0}, 0, x.shape(), &args.y));
     ScratchOwner scratch(ctx);
@@ -86,6 +88,7 @@ class SoftmaxOp : public SoftmaxBase<T> {
   }
 
   float masked_;
+  bool zero_masked_;
 };
 
 template <class T>

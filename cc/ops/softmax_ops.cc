@@ -48,6 +48,7 @@ REGISTER_OP("TfFusedOps>Softmax")
     .Attr("num_masks: int >= 0 = 0")
     .Attr("scale: float = 1.0")
     .Attr("masked: float = -3e38")
+    .Attr("zero_masked: bool = false")
     .SetShapeFn(SoftmaxShape)
     .Doc(R"doc(
 Computes the softmax of z over the last dimension in one op, where z is x * scale if the mask is
@@ -59,6 +60,7 @@ mask: of x's last dimension, otherwise broadcast to x's shape; empty for one tha
 y: of x's shape.
 scale: as written in decimals: 0.1 is that also where T is double.
 masked: what z is where the mask is false.
+zero_masked: whether y is zero where the mask is false, also in rows where it is false everywhere.
 )doc");
 
 REGISTER_OP("TfFusedOps>SoftmaxGrad")

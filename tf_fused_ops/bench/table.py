@@ -127,6 +127,7 @@ _RULES = {
     **_rule("group_norm", (8, 32, 32, 320), (320,), (320,), act="silu"),
     **_rule("layer_norm", (16, 128, 768), (768,), (768,), act="none"),
     **_rule("rms_norm", (16, 128, 768), (768,), act="none"),
+    **_rule("softmax", (16, 12, 128, 128), act="none"),
     **_rule("relu_max_pool", _IMAGES, result=(8, 14, 14, 128), act="none", trained=True),
     **{
         f"rule_act_{act}": RuleCase("act", ((8192, 3072),), (8192, 3072), act=act)

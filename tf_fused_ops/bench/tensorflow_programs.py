@@ -302,6 +302,7 @@ _FAMILIES = {
     "group_norm": _group_norm,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
+    "softmax": lambda x: tf.nn.softmax(x * 0.125),
     "relu_max_pool": lambda x: tf.nn.max_pool2d(tf.nn.relu(x), 2, 2, "VALID"),
     "conv2d_moments": lambda x, w, *vectors: _moments_batch_norm(_conv(x, w), *vectors),
     "conv2d_batch_norm": _conv_batch_norm(tf.raw_ops.FusedBatchNormV3),

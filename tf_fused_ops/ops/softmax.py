@@ -6,7 +6,7 @@ from tf_fused_ops._library import ops
 from tf_fused_ops.ops import _arguments, _gradient, reference
 
 
-def softmax(x, mask=None, scale=1.0, masked=-3e38, name=None):
+def softmax(x, mask=None, scale=1.0, masked=-3e38, zero_masked=False, name=None):
     """Computes the softmax of x * scale over the last dimension in one op, as attention takes it.
 
     The gradient keeps y and the mask. On the CPU alone.
@@ -19,6 +19,8 @@ def softmax(x, mask=None, scale=1.0, masked=-3e38, name=None):
         masked: What takes the place of x * scale where the mask is false, a Python number. Where
             that is as small as it is by default, y is zero there, and one by the size of the last
             dimension where the mask is false for all of it.
+        zero_masked: Whether the result is zero where the mask is false, also where it is false for
+            all of the last dimension.
         name: A name for the operation.
 
     Returns:
@@ -36,6 +38,7 @@ def softmax(x, mask=None, scale=1.0, masked=-3e38, name=None):
         mask=_arguments.optional("mask", mask, tf.bool, "x"),
         scale=_arguments.number("scale", scale),
         masked=_arguments.number("masked", masked),
+        zero_masked=bool(zero_masked),
         name=name,
     )
 

@@ -284,7 +284,7 @@ def _rescaled(array, sizes):
         return array
     result = array.copy()
     for index, number in np.ndenumerate(array):
-        if number == np.floor(number):
+        if np.isfinite(number) and number == np.floor(number):
             rest, scaled = int(number), 1
             for prime, size in sizes.items():
                 while rest and rest % prime == 0:

@@ -219,7 +219,7 @@ def _group_norm_grad(op):
 
 
 def _softmax(op):
-    return [reference.softmax(*op.inputs, **_attributes(op, ["scale", "masked"]))]
+    return [reference.softmax(*op.inputs, **_attributes(op, ["scale", "masked", "zero_masked"]))]
 
 
 def _softmax_grad(op):

@@ -23,6 +23,7 @@ class Softmax(Rule):
     Variants, by attribute:
         scaled: The type of the op that scales by a constant, or None.
         masked: Whether a mask chooses between that and a constant.
+        zeroed: Whether the same mask chooses between the result and zero, as Keras's layer has it.
         half: The half precision dtype of x and y, if stock code computes in float32 between them.
     """
 
@@ -30,17 +31,20 @@ class Softmax(Rule):
     anchor = "Softmax"
     operands: ClassVar = {"x": (), "mask": ()}
     differentiable = ("x",)
-    optional = ("scaled", "masked", "half")
+    optional = ("scaled", "masked", "zeroed", "half")
     fused_ops = ("TfFusedOps>Softmax", "TfFusedOps>SoftmaxGrad")
 
     def variants(self, view, anchor):
         source = _below_cast(anchor.inputs[0].op)
-        masks = (True, False) if source.type == "SelectV2" else (False,)
-        for masked, half in itertools.product(masks, moments.halves(view, anchor)):
+        masks = [(False, False)]
+        if source.type == "SelectV2":
+            users = {view.types[op] for op in view.users(anchor.outputs[0])}
+            masks = [(True, True)] * ("SelectV2" in users) + [(True, False), *masks]
+        for (masked, zeroed), half in itertools.product(masks, moments.halves(view, anchor)):
             scaled = _below_cast(source.inputs[1].op if masked else source)
             scales = (scaled.type, None) if scaled.type in _SCALES else (None,)
             for scale in scales:
-                yield {"scaled": scale, "masked": masked, "half": half}
+                yield {"scaled": scale, "masked": masked, "zeroed": zeroed, "half": half}
 
     def present(self, attrs):
         return ("x", "mask") if attrs["masked"] else ("x",)
@@ -63,6 +67,8 @@ class Softmax(Rule):
         if attrs["masked"]:
             z = tf.where(mask, z, attrs["masked_value"])
         y = tf.nn.softmax(z)
+        if attrs["zeroed"]:
+            y = tf.where(mask, y, 0.0)
         return {"y": tf.cast(y, half) if half else y}
 
     def check(self, match):
@@ -77,7 +83,9 @@ class Softmax(Rule):
 
     def fuse(self, match, training):
         attrs = match.attrs
-        masked = {"masked": attrs["masked_value"]} if attrs["masked"] else {}
+        masked = {}
+        if attrs["masked"]:
+            masked = {"masked": attrs["masked_value"], "zero_masked": attrs["zeroed"]}
         outputs = emit(
             self.fused_ops[0],
             match.operands["x"],

@@ -5,13 +5,16 @@ import tensorflow as tf
 from tf_fused_ops.ops.reference.elementwise import wide
 
 
-def softmax(x, mask=None, *, scale, masked):
+def softmax(x, mask=None, *, scale, masked, zero_masked=False):
     """softmax(x * scale) over the last dimension, with `masked` in place of x * scale where the
-    mask is false."""
+    mask is false; zero there if `zero_masked`."""
     z = wide(x) * scale
     if mask is not None:
         z = tf.where(mask, z, tf.cast(masked, z.dtype))
-    return tf.cast(tf.nn.softmax(z), x.dtype)
+    y = tf.nn.softmax(z)
+    if mask is not None and zero_masked:
+        y = tf.where(mask, y, tf.zeros_like(y))
+    return tf.cast(y, x.dtype)
 
 
 def softmax_grad(dy, y, mask=None, *, scale):

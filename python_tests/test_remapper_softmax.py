@@ -1,0 +1,256 @@
+"""Softmax, with what attention does before it: what is fused, what is left to stock."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from remapping import (
+    assert_same,
+    check,
+    gradient_count,
+    plain,
+    reasons,
+    rule_counts,
+    step_of,
+    values,
+)
+from tolerances import assert_close
+
+from tf_fused_ops import function
+from tf_fused_ops.remapper import RemapOptions, convert
+
+SHAPE = (2, 3, 6, 10)
+(X,) = values(SHAPE)
+MASK = tf.constant(np.random.default_rng(0).uniform(size=(1, 1, 6, 10)) < 0.7)
+
+FORMS = {
+    "alone": tf.nn.softmax,
+    "product": lambda x: tf.nn.softmax(x * 0.125),
+    "quotient": lambda x: tf.nn.softmax(x / math.sqrt(10)),
+    "mask": lambda x: tf.nn.softmax(tf.where(MASK, x, -1e9)),
+    "product and mask": lambda x: tf.nn.softmax(tf.where(MASK, 0.125 * x, x.dtype.min)),
+    "quotient and mask": lambda x: tf.nn.softmax(tf.where(MASK, x / 3, -math.inf)),
+    "mask and zeros": lambda x: tf.where(MASK, tf.nn.softmax(tf.where(MASK, x, -1e9)), 0.0),
+    "mask of a row": lambda x: tf.nn.softmax(tf.where(MASK[0, 0, 0], x, -1e9)),
+}
+
+
+def attributes(compiled, op_type="TfFusedOps>Softmax"):
+    """Returns the scale and the number of masks of the one op of a type."""
+    graph = compiled.get_concrete_function(X).graph
+    (op,) = (op for op in graph.get_operations() if op.type == op_type)
+    return op.get_attr("scale"), op.get_attr("num_masks")
+
+
+@pytest.mark.parametrize("unknown_batch", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_forms(name, unknown_batch):
+    unknown = [0] if unknown_batch else []
+    for chain, gradients in ((FORMS[name], 0), (step_of(FORMS[name]), 1)):
+        check(chain, [X], {"softmax": 1}, gradients=gradients, unknown_batch=unknown)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_all_of_it_is_fused(name):
+    compiled = function(step_of(FORMS[name]))
+    compiled(X)
+    scale = {"product": 0.125, "quotient": 1 / (3 if "mask" in name else math.sqrt(10))}
+    scale = scale.get(name.split()[0], 1.0)
+    for op_type in ("TfFusedOps>Softmax", "TfFusedOps>SoftmaxGrad"):
+        found, masks = attributes(compiled, op_type)
+        assert math.isclose(found, scale, rel_tol=1e-6) and masks == ("mask" in name)
+    types = {op.type for op in compiled.get_concrete_function(X).graph.get_operations()}
+    assert not types & {"Softmax", "RealDiv", "SelectV2"}
+
+
+@pytest.mark.parametrize("shape", [(7,), (4, 7), (2, 2, 3, 2, 5)])
+def test_ranks(shape):
+    check(step_of(FORMS["product"]), values(shape), {"softmax": 1}, gradients=1)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["alone", "product", "mask"])
+def test_dtypes(name, dtype):
+    """Without casts around it, too, since TensorFlow's op computes in float32 itself."""
+    form = FORMS[name]
+    if name == "mask":
+        form = lambda x: tf.nn.softmax(tf.where(MASK, x, x.dtype.min))  # noqa: E731
+    check(step_of(form), values(SHAPE, dtype=dtype), {"softmax": 1}, gradients=1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", FORMS)
+def test_half_precision_with_casts(name, dtype):
+    def chain(x):
+        return tf.cast(FORMS[name](tf.cast(x, tf.float32)), dtype)
+
+    operands = values(SHAPE, dtype=dtype)
+    check(step_of(chain), operands, {"softmax": 1}, gradients=1)
+    compiled = function(chain)
+    compiled(operands[0])
+    types = [op.type for op in compiled.get_concrete_function(operands[0]).graph.get_operations()]
+    assert "Cast" not in types
+
+
+def test_softmax_of_a_cast_in_wide_precision():
+    """What is not cast back is not half precision."""
+    operands = values(SHAPE, dtype="bfloat16")
+    check(step_of(lambda x: tf.nn.softmax(tf.cast(x, tf.float32))), operands, {"softmax": 1}, 1)
+
+
+ATTENTION = {
+    "bare": ({}, {}),
+    "causal": ({}, {"use_causal_mask": True}),
+    "mask": ({}, {"attention_mask": tf.ones([2, 6, 6], tf.bool)}),
+    "dropout": ({"dropout": 0.1}, {}),
+    "dropout and mask": ({"dropout": 0.1}, {"attention_mask": tf.ones([2, 6, 6], tf.bool)}),
+}
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_keras_attention(name, policy):
+    options, call = ATTENTION[name]
+    layer = keras.layers.MultiHeadAttention(2, 8, dtype=policy, **options)
+    layer.build((2, 6, 16), (2, 6, 16))
+    (x,) = values((2, 6, 16), dtype=layer.compute_dtype)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x, x, training=False, **call)
+        return y, tape.gradient(y, [x, *layer.trainable_variables])
+
+    with plain():
+        expected = tf.function(step)(x)
+        compiled = function(step)
+        found = compiled(x)
+    for i, (value, other) in enumerate(zip(*map(tf.nest.flatten, (found, expected)), strict=True)):
+        assert_close(f"output {i}", value, other, layer.compute_dtype)
+    assert rule_counts(compiled)["softmax"] == 1
+    graph = compiled.get_concrete_function(x).graph
+    (op,) = (op for op in graph.get_operations() if op.type == "TfFusedOps>SoftmaxGrad")
+    masked = "mask" in name or name == "causal"
+    assert op.get_attr("num_masks") == masked
+    assert not {"Softmax", "SelectV2"} & {op.type for op in graph.get_operations()}
+
+
+def test_model_trains_as_stock():
+    def trained(decorator):
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((6, 16))
+        y = keras.layers.MultiHeadAttention(2, 8)(inputs, inputs, use_causal_mask=True)
+        outputs = keras.layers.Dense(5, activation="softmax")(inputs + y)
+        model = keras.Model(inputs, outputs)
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+
+        def step(x, target):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x, training=True) - target) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply(gradients, model.trainable_variables)
+            return loss
+
+        compiled = decorator(step)
+        x, target = values((4, 6, 16), (4, 6, 5))
+        return compiled, [compiled(x, target) for _ in range(5)]
+
+    with plain():
+        _, expected = trained(tf.function)
+        compiled, losses = trained(function)
+    assert_same(losses, expected)
+    assert expected[-1] < expected[0]
+    assert rule_counts(compiled)["softmax"] == 2
+    assert gradient_count(compiled) >= 2
+
+
+def unfit(*shape):
+    return tf.constant(np.random.default_rng(0).uniform(size=shape) < 0.7)
+
+
+# What is left to stock: the chain, and what the softmax that is fused anyway has.
+PARTLY = {
+    "x would be broadcast": lambda x: tf.nn.softmax(tf.where(unfit(4, 2, 3, 6, 10), x, -1e9)),
+    "one for a row": lambda x: tf.nn.softmax(tf.where(unfit(6, 1), x, -1e9)),
+    "another tensor": lambda x: tf.nn.softmax(tf.where(MASK, x, -tf.abs(x))),
+    "scale of several numbers": lambda x: tf.nn.softmax(x * tf.reshape(x[0, :, 0, 0], [3, 1, 1])),
+}
+
+
+@pytest.mark.parametrize("name", PARTLY)
+def test_partly(name):
+    check(step_of(PARTLY[name]), [X], {"softmax": 1}, gradients=1)
+    compiled = function(PARTLY[name])
+    compiled(X)
+    assert attributes(compiled) == (1.0, 0)
+
+
+def test_a_mask_of_unknown_sizes():
+    """It may be that x is the one that is broadcast."""
+
+    @function(input_signature=[tf.TensorSpec([None, 3, 6, 10]), tf.TensorSpec([None, 1, 1, 10])])
+    def chain(x, bits):
+        return tf.nn.softmax(tf.where(bits > 0, x, -1e9))
+
+    (bits,) = values((2, 1, 1, 10))
+    chain(X, bits)
+    assert chain(X[:1], bits).shape == (2, 3, 6, 10)
+    assert rule_counts(chain) == {"softmax": 1}
+    assert "may not be that of" in reasons(chain)["softmax"]
+
+
+def test_a_mask_made_of_x():
+    """Its sizes are known to be those of x, whatever they are."""
+
+    @function(input_signature=[tf.TensorSpec([None, 3, None, 10])])
+    def chain(x):
+        kept = tf.logical_and(tf.ones_like(x, tf.bool), tf.range(10) < 7)
+        return tf.nn.softmax(tf.where(kept, x, -1e9))
+
+    assert_same(chain(X), tf.nn.softmax(tf.where(tf.range(10) < 7, X, -1e9)))
+    graph = chain.get_concrete_function().graph
+    (op,) = (op for op in graph.get_operations() if op.type == "TfFusedOps>Softmax")
+    assert op.get_attr("num_masks") == 1
+
+
+def test_scale_with_more_digits_than_an_attribute():
+    operands = values(SHAPE, dtype="float64")
+    compiled = check(lambda x: tf.nn.softmax(x * 0.123456789012), operands, {"softmax": 1})
+    assert "digits" in reasons(compiled)["softmax"]
+
+
+def test_values_inside_are_used():
+    def chain(x):
+        scaled = x * 0.125
+        return tf.nn.softmax(scaled), scaled
+
+    compiled = check(chain, [X], {"softmax": 1})
+    assert attributes(compiled) == (1.0, 0)
+
+
+def test_other_dimension():
+    """TensorFlow transposes."""
+    check(step_of(lambda x: tf.nn.softmax(x, axis=1)), [X], {"softmax": 1}, gradients=1)
+
+
+def test_switched_off():
+    compiled = function(FORMS["mask"], remap=RemapOptions(disable=["softmax"]))
+    compiled(X)
+    assert rule_counts(compiled) == {}
+
+
+def test_portable_conversion(tmp_path):
+    """Stock ops stand for both ops where the package is not installed, and are fused again."""
+    paths = [str(tmp_path / name) for name in ("fused", "portable", "again")]
+    module = tf.Module()
+    step = step_of(FORMS["product and mask"])
+    module.forward = function(step, input_signature=[tf.TensorSpec(SHAPE)])
+    expected = module.forward(X)
+    tf.saved_model.save(module, paths[0])
+    convert(paths[0], paths[1], to_stock=True)
+    assert_same(tf.saved_model.load(paths[1]).forward(X), expected)
+    convert(paths[1], paths[2])
+    assert_same(tf.saved_model.load(paths[2]).forward(X), expected)
