@@ -140,3 +140,25 @@ PLANS = {
         "blocks_per_multiprocessor": 1,
     },
 }
+
+
+def device_fixture(plans=PLANS):
+    """Returns a fixture: a backend, the emulation once for each plan, which is `device.plan`."""
+
+    @pytest.fixture(
+        params=[
+            *(pytest.param(("emulated", plan), id=f"emulated {plan}") for plan in plans),
+            pytest.param(("gpu", None), id="gpu", marks=pytest.mark.gpu),
+        ]
+    )
+    def device(request):
+        name, plan = request.param
+        result = backend(name)
+        result.plan = plan
+        if plan is not None:
+            result.module.set_device(**PLANS[plan])
+        yield result
+        if plan is not None:
+            result.module.set_device()
+
+    return device

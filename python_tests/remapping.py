@@ -4,6 +4,7 @@ import collections
 import contextlib
 import re
 
+import keras
 import numpy as np
 import tensorflow as tf
 import tolerances
@@ -115,6 +116,44 @@ def specs(args, unknown_batch=False):
     return [
         tf.TensorSpec([None, *a.shape[1:]] if unknown_batch else a.shape, a.dtype) for a in args
     ]
+
+
+def trained(decorator, make_model, target):
+    """Trains a model in a decorated step.
+
+    Args:
+        decorator: tf.function or ours.
+        make_model: Returns a Keras model, which is the same every time.
+        target: The shape of its output.
+
+    Returns:
+        The decorated step and the losses of five.
+    """
+    keras.utils.set_random_seed(0)
+    model = make_model()
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+
+    def step(x, target):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - target) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    compiled = decorator(step)
+    x, target = values((4, *model.input_shape[1:]), target)
+    return compiled, [compiled(x, target) for _ in range(5)]
+
+
+def check_training(make_model, target):
+    """Returns the step of ours after it has been found to train a model as stock's does."""
+    with plain():
+        _, expected = trained(tf.function, make_model, target)
+        compiled, losses = trained(function, make_model, target)
+    assert_same(losses, expected)
+    assert expected[-1] < expected[0]
+    return compiled
 
 
 def step_of(chain):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cuda_backends import PLANS, backend
+from cuda_backends import PLANS, backend, device_fixture
 from test_core_activations import ALPHA, REFERENCE, SLOPE_FROM_VALUE
 from test_core_batch_norm import assert_near
 
@@ -22,22 +22,7 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(
-    params=[
-        *(pytest.param(("emulated", plan), id=f"emulated {plan}") for plan in PLANS),
-        pytest.param(("gpu", None), id="gpu", marks=pytest.mark.gpu),
-    ]
-)
-def device(request):
-    """A backend, and for the emulation how its device is to be."""
-    name, plan = request.param
-    result = backend(name)
-    result.plan = plan
-    if plan is not None:
-        result.module.set_device(**PLANS[plan])
-    yield result
-    if plan is not None:
-        result.module.set_device()
+device = device_fixture()
 
 
 class Case:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cuda_backends import PLANS, backend
+from cuda_backends import PLANS, device_fixture
 from test_core_batch_norm import assert_near
 
 TOLERANCE = {"float16": 2e-3, "bfloat16": 1.5e-2, "float32": 2e-6}
@@ -11,22 +11,8 @@ EPSILON = 1e-5
 SHAPES = [(1,), (2, 1), (7, 13), (33, 64), (2, 3, 120), (9, 257), (4, 768), (3, 3001), (2, 16400)]
 
 
-@pytest.fixture(
-    params=[
-        *(pytest.param(("emulated", plan), id=f"emulated {plan}") for plan in list(PLANS)[1:]),
-        pytest.param(("gpu", None), id="gpu", marks=pytest.mark.gpu),
-    ]
-)
-def device(request):
-    """A backend, and for the emulation how its device is to be."""
-    name, plan = request.param
-    result = backend(name)
-    result.plan = plan
-    if plan is not None:
-        result.module.set_device(**PLANS[plan])
-    yield result
-    if plan is not None:
-        result.module.set_device()
+# One kernel for a tensor is batch norm's alone.
+device = device_fixture(list(PLANS)[1:])
 
 
 class Case:

@@ -58,6 +58,14 @@ TFO_INLINE void StoreColumns(T* to, Vec<Accumulator<T>> v, int n) {
   }
 }
 
+// v in the first n lanes, `rest` in the others.
+template <class A>
+TFO_INLINE Vec<A> FirstLanes(Vec<A> v, int n, Vec<A> rest = Vec<A>{}) {
+  IntVec<A> lane;
+  for (int l = 0; l < kLanes<A>; ++l) lane[l] = l;
+  return lane < IntVec<A>{} + n ? v : rest;
+}
+
 // An output tensor. `stream`: its whole vectors bypass the caches.
 template <class T>
 struct Output {
@@ -91,6 +99,16 @@ bool Streams(int64_t size, const void* output, const void* input,
   return size * static_cast<int64_t>(sizeof(T)) >= kStreamedElementwise &&
          output != input && output != other &&
          reinterpret_cast<std::uintptr_t>(output) % 64 == 0;
+}
+
+// An output of [rows, depth]. Rows of a depth that is no multiple of a vector
+// do not all begin at aligned addresses.
+template <class T>
+Output<T> OutputOfRows(int64_t rows, int64_t depth, void* output,
+                       const void* input, const void* other = nullptr) {
+  const bool streams =
+      depth % 16 == 0 && Streams<T>(rows * depth, output, input, other);
+  return {static_cast<T*>(output), streams};
 }
 
 // Elements of a task: whole cache lines, far less than the caches.

@@ -27,14 +27,6 @@ TFO_INLINE A MeanOf(Vec<A> sums, int64_t count) {
   return static_cast<A>(sum / static_cast<double>(count));
 }
 
-// Zero from lane n on.
-template <class A>
-TFO_INLINE Vec<A> FirstLanes(Vec<A> v, int n) {
-  IntVec<A> lane;
-  for (int l = 0; l < kLanes<A>; ++l) lane[l] = l;
-  return lane < IntVec<A>{} + n ? v : Vec<A>{};
-}
-
 // Calls body(row, count) for the rows [begin, end), a few together.
 template <class Body>
 TFO_INLINE void ForRows(int64_t begin, int64_t end, const Body& body) {
@@ -43,15 +35,6 @@ TFO_INLINE void ForRows(int64_t begin, int64_t end, const Body& body) {
                              [&](auto count)
                                  TFO_INLINE_LAMBDA { body(row, count); });
   }
-}
-
-// An output of x's shape. Rows of other depths do not begin at whole vectors.
-template <class T>
-Output<T> RowsOf(const LayerNormShape& s, void* output, const void* input,
-                 const void* other) {
-  const bool streams =
-      s.depth % 16 == 0 && Streams<T>(s.rows * s.depth, output, input, other);
-  return {static_cast<T*>(output), streams};
 }
 
 template <int kRows, class T>
@@ -105,7 +88,7 @@ void ForwardRows(const LayerNormArgs& args, int64_t row, const Output<T>& y) {
 template <class T>
 void Forward(const LayerNormArgs& args, const Parallel& parallel) {
   const LayerNormShape& s = args.shape;
-  const Output<T> y = RowsOf<T>(s, args.y, args.x, nullptr);
+  const Output<T> y = OutputOfRows<T>(s.rows, s.depth, args.y, args.x);
   const int64_t rows =
       Max(kTaskElements / Max(s.depth, 1) / kRowsTogether, 1) * kRowsTogether;
   auto run = [&](int64_t task, int /*worker*/) {
@@ -181,7 +164,8 @@ bool Gradient(const LayerNormGradientArgs& args, const Parallel& parallel,
   using A = Accumulator<T>;
   constexpr int lanes = kLanes<A>;
   const LayerNormShape& s = args.shape;
-  const Output<T> x_grad = RowsOf<T>(s, args.x_grad, args.dy, args.x);
+  const Output<T> x_grad =
+      OutputOfRows<T>(s.rows, s.depth, args.x_grad, args.dy, args.x);
   const int64_t pitch = CeilDiv(s.depth, lanes) * lanes;
   const int64_t slices =
       Max(Min(kMostSlices, CeilDiv(s.rows * s.depth, kLeastSlice)), 1);

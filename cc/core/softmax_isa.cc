@@ -16,14 +16,6 @@ TFO_INLINE Vec<A> MinusInfinity() {
   return Splat(-static_cast<A>(__builtin_inf()));
 }
 
-// v in the first n lanes, `rest` in the others.
-template <class A>
-TFO_INLINE Vec<A> FirstLanes(Vec<A> v, int n, Vec<A> rest) {
-  IntVec<A> lane;
-  for (int l = 0; l < kLanes<A>; ++l) lane[l] = l;
-  return lane < IntVec<A>{} + n ? v : rest;
-}
-
 // combine over all lanes, in every lane.
 template <class A, int kHalf = kLanes<A> / 2, class Combine>
 TFO_INLINE Vec<A> OverLanes(Vec<A> v, const Combine& combine) {
@@ -92,15 +84,6 @@ TFO_INLINE Vec<A> Kept(const std::uint8_t* keep, int n, Vec<A> v,
   return LoadBytes<A>(keep, n) != IntVec<A>{} ? v : otherwise;
 }
 
-// An output of x's shape. Rows of other depths do not begin at whole vectors.
-template <class T>
-Output<T> RowsOf(const SoftmaxShape& s, void* output, const void* input,
-                 const void* other) {
-  const bool streams =
-      s.depth % 16 == 0 && Streams<T>(s.rows * s.depth, output, input, other);
-  return {static_cast<T*>(output), streams};
-}
-
 // Calls body(row, worker) for all rows.
 template <class T, class Body>
 void ForRows(const SoftmaxShape& s, bool stream, const Parallel& parallel,
@@ -165,7 +148,7 @@ bool Forward(const SoftmaxArgs& args, const Parallel& parallel,
   const int64_t pitch = CeilDiv(s.depth, 16) * 16;
   A* const rows = scratch.Allocate<A>(parallel.num_workers * pitch);
   if (rows == nullptr) return false;
-  const Output<T> y = RowsOf<T>(s, args.y, args.x, nullptr);
+  const Output<T> y = OutputOfRows<T>(s.rows, s.depth, args.y, args.x);
   ForRows<T>(s, y.stream, parallel, [&](int64_t row, int worker) {
     A* const e = rows + worker * pitch;
     args.mask.keep != nullptr ? ForwardRow<T, true>(args, row, y, e)
@@ -202,7 +185,8 @@ void GradientRow(const SoftmaxGradientArgs& args, int64_t row,
 template <class T>
 void Gradient(const SoftmaxGradientArgs& args, const Parallel& parallel) {
   const SoftmaxShape& s = args.shape;
-  const Output<T> x_grad = RowsOf<T>(s, args.x_grad, args.dy, args.y);
+  const Output<T> x_grad =
+      OutputOfRows<T>(s.rows, s.depth, args.x_grad, args.dy, args.y);
   ForRows<T>(s, x_grad.stream, parallel, [&](int64_t row, int /*worker*/) {
     args.mask.keep != nullptr ? GradientRow<T, true>(args, row, x_grad)
                               : GradientRow<T, false>(args, row, x_grad);
