@@ -38,7 +38,7 @@ OPS = [
     *("BatchNormAct", "BatchNormActGrad", "BatchNormMoments", "BatchNormApply"),
     *("BatchNormGradSums", "BatchNormGradApply"),
     *("Conv2DBiasAct", "Conv2DBiasActGrad", "MatMulBiasAct", "MatMulBiasActGrad"),
-    *("LayerNorm", "LayerNormGrad"),
+    *("LayerNorm", "LayerNormGrad", "Softmax", "SoftmaxGrad"),
 ]
 
 

@@ -63,6 +63,20 @@ def layer_norm(device, dtype, shape, subtract_mean):
     return [tf.cast(value, tf.float64).numpy() for value in (y, *gradients)]
 
 
+def softmax(device, dtype, shape, mask_shape):
+    """The op's output and gradient on `device`, as NumPy arrays."""
+    random = np.random.default_rng(0)
+    with tf.device(device):
+        x, dy = (tf.constant(random.normal(size=shape), dtype) for _ in range(2))
+        mask = None if mask_shape is None else tf.constant(random.uniform(size=mask_shape) < 0.7)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tfo.softmax(x, mask, 0.125)
+        assert device in y.device
+        values = (y, tape.gradient(y, x, dy))
+    return [tf.cast(value, tf.float64).numpy() for value in values]
+
+
 def check(run, dtype, *arguments):
     """Compares what `run` gives on both devices, and on the GPU twice."""
     on_gpu, on_cpu, again = (
@@ -93,3 +107,11 @@ def test_batch_norm_agrees_with_the_cpu(dtype, shape, data_format, activation, s
 @pytest.mark.parametrize("dtype", DTYPES_OF_GPUS)
 def test_layer_norm_agrees_with_the_cpu(dtype, shape, subtract_mean):
     check(layer_norm, dtype, shape, subtract_mean)
+
+
+@pytest.mark.parametrize(
+    "shape,mask_shape", [((2, 4, 9, 30), (2, 1, 1, 30)), ((50, 768), None), ((3, 5000), (3, 5000))]
+)
+@pytest.mark.parametrize("dtype", DTYPES_OF_GPUS)
+def test_softmax_agrees_with_the_cpu(dtype, shape, mask_shape):
+    check(softmax, dtype, shape, mask_shape)

@@ -80,6 +80,7 @@ void BindBiasAct(py::module_& module);
 void BindConv(py::module_& module);
 void BindBatchNorm(py::module_& module);
 void BindLayerNorm(py::module_& module);
+void BindSoftmax(py::module_& module);
 
 }  // namespace tfo::cuda::python
 

@@ -10,4 +10,5 @@ PYBIND11_MODULE(_cuda, module) {
   tfo::cuda::python::BindConv(module);
   tfo::cuda::python::BindBatchNorm(module);
   tfo::cuda::python::BindLayerNorm(module);
+  tfo::cuda::python::BindSoftmax(module);
 }

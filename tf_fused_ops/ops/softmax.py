@@ -9,7 +9,7 @@ from tf_fused_ops.ops import _arguments, _gradient, reference
 def softmax(x, mask=None, scale=1.0, masked=-3e38, zero_masked=False, name=None):
     """Computes the softmax of x * scale over the last dimension in one op, as attention takes it.
 
-    The gradient keeps y and the mask. On the CPU alone.
+    The gradient keeps y and the mask. On GPUs for all dtypes but float64.
 
     Args:
         x: Tensor of rank 1 or more; float16, bfloat16, float32 or float64.

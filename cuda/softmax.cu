@@ -1,0 +1,169 @@
+// y = e^(z - max) / sum over a row, and x_grad = (dy - sum of dy * y) * y *
+// scale.
+#include "cuda/rows.h"
+#include "cuda/softmax.h"
+
+namespace tfo::cuda {
+namespace {
+
+// Vectors in a thread's registers: of x, and of dy and y each.
+constexpr int kHeld = 4, kHeldGradient = 2;
+
+struct Maximum {
+  float value = -INFINITY;
+
+  // A NaN is left out; what is made of the maximum is NaN anyway.
+  __device__ void Merge(const Maximum& other) {
+    value = fmaxf(value, other.value);
+  }
+  __device__ Maximum Exchange(int bit) const {
+    return {__shfl_xor_sync(kWholeWarp, value, bit)};
+  }
+};
+
+template <class T>
+struct ForwardTerms {
+  float scale, masked;
+  bool zero_masked;
+  SoftmaxMask mask;
+  const T* x;
+  T* y;
+};
+
+template <class T>
+__global__ void __launch_bounds__(kBlockThreads, 3)
+    ForwardKernel(Rows rows, ForwardTerms<T> terms) {
+  constexpr int kLanes = kVector<T>;
+  ForRows(rows, false, [&](std::int64_t row) {
+    const bool exists = row < rows.rows;
+    const VectorArray array{exists ? rows.depth : 0, rows.aligned};
+    const std::uint8_t* const keep =
+        exists && terms.mask.keep != nullptr ? terms.mask.Row(row) : nullptr;
+    const T* const x = terms.x + row * rows.depth;
+    const auto load = [&](std::int64_t at) { return array.Load(x, at); };
+    const RowVectors<T, kHeld, decltype(load)> vectors(array.size, load);
+    // Lanes past the end are as good as minus infinity.
+    const auto z = [&](const Vector<T>& v, int i, std::int64_t at) {
+      if (at + i >= array.size) return -INFINITY;
+      return keep == nullptr || keep[at + i] != 0 ? v[i] * terms.scale
+                                                  : terms.masked;
+    };
+
+    Maximum largest;
+    vectors.ForEach([&](const Vector<T>& v, std::int64_t at) {
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) largest.Merge({z(v, i, at)});
+    });
+    const float top =
+        TotalOfRow(largest, static_cast<Maximum*>(SharedMemory())).value;
+    Sums<1> sum;
+    vectors.ForEach([&](const Vector<T>& v, std::int64_t at) {
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) {
+        if (at + i < array.size) sum.value[0] += expf(z(v, i, at) - top);
+      }
+    });
+    const float factor =
+        1.0f / TotalOfRow(sum, static_cast<Sums<1>*>(SharedMemory())).value[0];
+    vectors.ForEach([&](const Vector<T>& v, std::int64_t at) {
+      float y[kLanes];
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) {
+        y[i] = expf(z(v, i, at) - top) * factor;
+        if (terms.zero_masked && keep != nullptr && at + i < array.size &&
+            keep[at + i] == 0)
+          y[i] = 0;
+      }
+      array.Store(y, terms.y + row * rows.depth, at);
+    });
+  });
+}
+
+template <class T>
+struct GradientTerms {
+  float scale;
+  SoftmaxMask mask;
+  const T *dy, *y;
+  T* x_grad;
+};
+
+template <class T>
+__global__ void __launch_bounds__(kBlockThreads, 2)
+    GradientKernel(Rows rows, GradientTerms<T> terms) {
+  constexpr int kLanes = kVector<T>;
+  ForRows(rows, false, [&](std::int64_t row) {
+    const bool exists = row < rows.rows;
+    const VectorArray array{exists ? rows.depth : 0, rows.aligned};
+    const std::uint8_t* const keep =
+        exists && terms.mask.keep != nullptr ? terms.mask.Row(row) : nullptr;
+    const T* const dy = terms.dy + row * rows.depth;
+    const T* const y = terms.y + row * rows.depth;
+    struct Pair {
+      Vector<T> dy, y;
+    };
+    const auto load = [&](std::int64_t at) {
+      return Pair{array.Load(dy, at), array.Load(y, at)};
+    };
+    const RowVectors<T, kHeldGradient, decltype(load)> vectors(array.size,
+                                                               load);
+    Sums<1> sum;
+    vectors.ForEach([&](const Pair& v, std::int64_t) {
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i)
+        sum.value[0] = fmaf(v.dy[i], v.y[i], sum.value[0]);
+    });
+    const float total =
+        TotalOfRow(sum, static_cast<Sums<1>*>(SharedMemory())).value[0];
+    vectors.ForEach([&](const Pair& v, std::int64_t at) {
+      float x_grad[kLanes];
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) {
+        x_grad[i] = (v.dy[i] - total) * v.y[i] * terms.scale;
+        if (keep != nullptr && at + i < array.size && keep[at + i] == 0)
+          x_grad[i] = 0;
+      }
+      array.Store(x_grad, terms.x_grad + row * rows.depth, at);
+    });
+  });
+}
+
+}  // namespace
+
+Status SoftmaxForward(const SoftmaxArgs& args, Stream stream) {
+  const SoftmaxShape& shape = args.shape;
+  if (shape.rows == 0) return {};
+  Device device;
+  TFO_CUDA_RETURN_IF_ERROR(CurrentDevice(&device));
+  return WithElement(shape.dtype, [&](auto element) {
+    using T = typename decltype(element)::type;
+    const Rows rows = PlanRows(shape.rows, shape.depth, kVector<T>, kHeld,
+                               Aligned(args.x, args.y));
+    return Launch(
+        "Softmax", rows.Config<Sums<1>>(device), stream, ForwardKernel<T>, rows,
+        ForwardTerms<T>{static_cast<float>(args.scale),
+                        static_cast<float>(args.masked), args.zero_masked,
+                        args.mask, static_cast<const T*>(args.x),
+                        static_cast<T*>(args.y)});
+  });
+}
+
+Status SoftmaxGradient(const SoftmaxGradientArgs& args, Stream stream) {
+  const SoftmaxShape& shape = args.shape;
+  if (shape.rows == 0) return {};
+  Device device;
+  TFO_CUDA_RETURN_IF_ERROR(CurrentDevice(&device));
+  return WithElement(shape.dtype, [&](auto element) {
+    using T = typename decltype(element)::type;
+    const Rows rows =
+        PlanRows(shape.rows, shape.depth, kVector<T>, kHeldGradient,
+                 Aligned(args.dy, args.y, args.x_grad));
+    return Launch("SoftmaxGrad", rows.Config<Sums<1>>(device), stream,
+                  GradientKernel<T>, rows,
+                  GradientTerms<T>{static_cast<float>(args.scale), args.mask,
+                                   static_cast<const T*>(args.dy),
+                                   static_cast<const T*>(args.y),
+                                   static_cast<T*>(args.x_grad)});
+  });
+}
+
+}  // namespace tfo::cuda
