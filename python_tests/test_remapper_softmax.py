@@ -199,9 +199,16 @@ def test_a_mask_made_of_x():
     assert op.get_attr("num_masks") == 1
 
 
-def test_scale_with_more_digits_than_an_attribute():
-    operands = values(SHAPE, dtype="float64")
-    compiled = check(lambda x: tf.nn.softmax(x * 0.123456789012), operands, {"softmax": 1})
+@pytest.mark.parametrize(
+    "chain",
+    [
+        lambda x: tf.nn.softmax(x * 0.123456789012),
+        lambda x: tf.nn.softmax(tf.where(MASK, x, -1.23456789012)),
+        lambda x: tf.nn.softmax(tf.where(MASK[..., :1, :] & False, x, x.dtype.min)),
+    ],
+)
+def test_a_number_with_more_digits_than_an_attribute(chain):
+    compiled = check(step_of(chain), values(SHAPE, dtype="float64"), {"softmax": 1}, gradients=1)
     assert "digits" in reasons(compiled)["softmax"]
 
 

@@ -66,7 +66,9 @@ template <class T, class Engine>
 class SoftmaxOp : public SoftmaxBase<T> {
  public:
   explicit SoftmaxOp(OpKernelConstruction* ctx) : SoftmaxBase<T>(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("masked", &masked_));
+    float masked;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("masked", &masked));
+    masked_ = AsWritten(masked);
     OP_REQUIRES_OK(ctx, ctx->GetAttr("zero_masked", &zero_masked_));
   }
 
@@ -83,7 +85,7 @@ class SoftmaxOp : public SoftmaxBase<T> {
     return Engine::Forward(ctx, args);
   }
 
-  float masked_;
+  double masked_;
   bool zero_masked_;
 };
 

@@ -58,7 +58,7 @@ x: of rank 1 or more.
 mask: of x's last dimension, otherwise broadcast to x's shape; empty for one that is true
   everywhere.
 y: of x's shape.
-scale: as written in decimals: 0.1 is that also where T is double.
+scale: as written in decimals: 0.1 is that also where T is double; so is `masked`.
 masked: what z is where the mask is false.
 zero_masked: whether y is zero where the mask is false, also in rows where it is false everywhere.
 )doc");

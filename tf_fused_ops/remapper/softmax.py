@@ -77,8 +77,10 @@ class Softmax(Rule):
             reason = _mask_objection(match.operands["mask"], x)
             if reason:
                 return reason
-        if x.dtype == tf.float64 and not _decimals.survives(self._scale(attrs)):
-            return f"scale {self._scale(attrs)} has more digits than the fused op's attribute"
+        numbers = [self._scale(attrs), *([attrs["masked_value"]] if attrs["masked"] else [])]
+        for number in numbers if x.dtype == tf.float64 else ():
+            if not _decimals.survives(number):
+                return f"{number} has more digits than an attribute of the fused op"
         return None
 
     def fuse(self, match, training):
