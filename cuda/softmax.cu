@@ -82,6 +82,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
 template <class T>
 struct GradientTerms {
   float scale;
+  bool zero_masked;
   SoftmaxMask mask;
   const T *dy, *y;
   T* x_grad;
@@ -107,10 +108,15 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
     const RowVectors<T, kHeldGradient, decltype(load)> vectors(array.size,
                                                                load);
     Sums<1> sum;
-    vectors.ForEach([&](const Pair& v, std::int64_t) {
+    const auto kept = [&](int i, std::int64_t at) {
+      return keep == nullptr || at + i >= array.size || keep[at + i] != 0;
+    };
+    vectors.ForEach([&](const Pair& v, std::int64_t at) {
 #pragma unroll
-      for (int i = 0; i < kLanes; ++i)
-        sum.value[0] = fmaf(v.dy[i], v.y[i], sum.value[0]);
+      for (int i = 0; i < kLanes; ++i) {
+        if (!terms.zero_masked || kept(i, at))
+          sum.value[0] = fmaf(v.dy[i], v.y[i], sum.value[0]);
+      }
     });
     const float total =
         TotalOfRow(sum, static_cast<Sums<1>*>(SharedMemory())).value[0];
@@ -119,8 +125,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
         x_grad[i] = (v.dy[i] - total) * v.y[i] * terms.scale;
-        if (keep != nullptr && at + i < array.size && keep[at + i] == 0)
-          x_grad[i] = 0;
+        if (!kept(i, at)) x_grad[i] = 0;
       }
       array.Store(x_grad, terms.x_grad + row * rows.depth, at);
     });
@@ -157,12 +162,13 @@ Status SoftmaxGradient(const SoftmaxGradientArgs& args, Stream stream) {
     const Rows rows =
         PlanRows(shape.rows, shape.depth, kVector<T>, kHeldGradient,
                  Aligned(args.dy, args.y, args.x_grad));
-    return Launch("SoftmaxGrad", rows.Config<Sums<1>>(device), stream,
-                  GradientKernel<T>, rows,
-                  GradientTerms<T>{static_cast<float>(args.scale), args.mask,
-                                   static_cast<const T*>(args.dy),
-                                   static_cast<const T*>(args.y),
-                                   static_cast<T*>(args.x_grad)});
+    return Launch(
+        "SoftmaxGrad", rows.Config<Sums<1>>(device), stream, GradientKernel<T>,
+        rows,
+        GradientTerms<T>{static_cast<float>(args.scale), args.zero_masked,
+                         args.mask, static_cast<const T*>(args.dy),
+                         static_cast<const T*>(args.y),
+                         static_cast<T*>(args.x_grad)});
   });
 }
 

@@ -47,7 +47,9 @@ class Case:
         device.module.softmax_forward(*(x, y), zero_masked=self.zero_masked, **self.options(device))
         value = device.get(y)
         x_grad = y if in_place else device.poisoned(*like)
-        device.module.softmax_gradient(*(dy, y, x_grad), **self.options(device))
+        device.module.softmax_gradient(
+            *(dy, y, x_grad), zero_masked=self.zero_masked, **self.options(device)
+        )
         return value, device.get(x_grad)
 
     def expected(self):
@@ -84,6 +86,13 @@ def test_rows_without_anything_kept(device, zero_masked):
     np.testing.assert_array_equal(y[1], np.float32(0 if zero_masked else 1 / 20))
     assert not x_grad[1].any()
     assert_near("y", y, case.expected()[0], TOLERANCE["float32"])
+
+
+def test_gradients_where_zeros_are_do_not_count(device):
+    case = Case((3, 37), "float32", (3, 37), zero_masked=True)
+    _, expected = case.run(device)
+    case.dy[case.mask == 0] = np.nan
+    np.testing.assert_array_equal(case.run(device)[1], expected)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -150,6 +150,34 @@ def test_model_trains_as_stock():
     assert gradient_count(compiled) >= 2
 
 
+def test_entropy():
+    """Its gradient is NaN where the zeros are, which stock leaves out."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = FORMS["mask and zeros"](x)
+            loss = tf.reduce_sum(tf.where(MASK, y * tf.math.log(y), 0.0))
+        return loss, tape.gradient(loss, x)
+
+    compiled = check(step, [X], {"softmax": 1}, gradients=1)
+    assert np.isfinite(compiled(X)[1]).all()
+
+
+@pytest.mark.parametrize("scale", [11.0, 13.0, 6.0])
+def test_scales_that_might_be_sizes(scale):
+    (x,) = values((11, 13, 6))
+    check(step_of(lambda x: tf.nn.softmax(x * scale)), [x], {"softmax": 1}, gradients=1)
+
+
+@pytest.mark.parametrize("divisor", [0.0, 1e-39])
+def test_no_number_to_scale_by(divisor):
+    compiled = function(lambda x: tf.nn.softmax(x / divisor))
+    assert np.isnan(compiled(X)).any()
+    assert "is scaled by" in reasons(compiled)["softmax"]
+    assert attributes(compiled) == (1.0, 0)
+
+
 def unfit(*shape):
     return tf.constant(np.random.default_rng(0).uniform(size=shape) < 0.7)
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from gradient_problems import assert_all_close, gradients_of, second_order, weights_for
 from hypothesis import given
 from hypothesis import strategies as st
-from tolerances import assert_as_exact
+from tolerances import assert_as_exact, assert_close
 
 from tf_fused_ops import _library, softmax
 from tf_fused_ops.ops import reference
@@ -118,7 +118,27 @@ def test_zeros_where_masked(shape, dtype, isa):
     y, x_grad = outputs(lambda x: softmax(x, mask, zero_masked=True), x, dy)
     usual, usual_grad = outputs(lambda x: softmax(x, mask), x, dy)
     np.testing.assert_array_equal(y, tf.where(mask, usual, tf.zeros_like(usual)))
-    np.testing.assert_array_equal(x_grad, usual_grad)
+    assert_close("x_grad", x_grad, usual_grad, dtype)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_gradients_where_zeros_are_do_not_count(dtype, isa):
+    """Be they NaN, as those of entropy are there."""
+    x, dy = tensors((3, 37), dtype)
+    mask = mask_for((3, 37))
+    dirty = np.where(mask, dy, np.array(np.nan, dy.dtype))
+    found, expected = (
+        outputs(lambda x: softmax(x, mask, zero_masked=True), x, value)[1] for value in (dirty, dy)
+    )
+    np.testing.assert_array_equal(found, expected)
+    assert np.isnan(outputs(lambda x: softmax(x, mask), x, dirty)[1]).any()
+
+
+def test_more_digits_than_an_attribute():
+    x, _ = tensors((3, 7), "float64")
+    np.testing.assert_allclose(softmax(x, scale=10**-0.5), tf.nn.softmax(x * 10**-0.5), rtol=1e-14)
+    with pytest.raises(ValueError, match="masked has more digits"):
+        softmax(x, mask_for((3, 7)), masked=-1e300)
 
 
 def test_another_number_where_masked():
@@ -180,8 +200,16 @@ def problem():
 MASK = mask_for((2, 5), 3)
 
 
-def masked(x):
-    return softmax(x, MASK, 0.5)
+def masked(x, **options):
+    return softmax(x, MASK, 0.5, **options)
+
+
+def zeroed(x):
+    return masked(x, zero_masked=True)
+
+
+def by_reference(**options):
+    return lambda x: reference.softmax(x, MASK, scale=0.5, masked=MASKED, **options)
 
 
 def test_against_finite_differences():
@@ -194,7 +222,8 @@ def test_second_order():
     weights = weights_for([x])
     in_function = tf.function(second_order, autograph=False)
     for function, expected in (
-        (masked, lambda x: reference.softmax(x, MASK, scale=0.5, masked=MASKED)),
+        (masked, by_reference()),
+        (zeroed, by_reference(zero_masked=True)),
         (softmax, tf.nn.softmax),
     ):
         expected = second_order(expected, [x], dy, weights)

@@ -79,6 +79,7 @@ struct SoftmaxArgs {
 struct SoftmaxGradientArgs {
   SoftmaxShape shape;
   double scale;
+  bool zero_masked;  // whether dy there does not count, be it a NaN
   SoftmaxMask mask;
   const void* dy;
   const void* y;

@@ -165,13 +165,16 @@ void GradientRow(const SoftmaxGradientArgs& args, int64_t row,
   const T* const dy = static_cast<const T*>(args.dy) + row * depth;
   const T* const y = static_cast<const T*>(args.y) + row * depth;
   const std::uint8_t* const keep = kMask ? args.mask.Row(row) : nullptr;
-  const Vec<A> sum = SumOver<A>(depth, [&](int64_t j, auto partial,
-                                           int n) TFO_INLINE_LAMBDA {
-    constexpr bool kPartial = decltype(partial)::value;
-    FetchAhead(dy + j);
-    FetchAhead(y + j);
-    return LoadColumns<kPartial>(dy + j, n) * LoadColumns<kPartial>(y + j, n);
-  });
+  const Vec<A> sum =
+      SumOver<A>(depth, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
+        constexpr bool kPartial = decltype(partial)::value;
+        FetchAhead(dy + j);
+        FetchAhead(y + j);
+        const Vec<A> term =
+            LoadColumns<kPartial>(dy + j, n) * LoadColumns<kPartial>(y + j, n);
+        return kMask && args.zero_masked ? Kept<A>(keep + j, n, term, Vec<A>{})
+                                         : term;
+      });
   const Vec<A> scale = Splat(static_cast<A>(args.scale));
   ForColumns<A>(depth, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
     constexpr bool kPartial = decltype(partial)::value;

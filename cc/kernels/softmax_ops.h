@@ -23,6 +23,7 @@ class SoftmaxBase : public tensorflow::OpKernel {
     float scale;
     OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_masks", &num_masks));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("scale", &scale));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("zero_masked", &zero_masked_));
     scale_ = AsWritten(scale);
   }
 
@@ -31,20 +32,21 @@ class SoftmaxBase : public tensorflow::OpKernel {
  protected:
   virtual absl::Status Run(OpKernelContext* ctx) const = 0;
 
-  // x as rows of its last dimension, and the mask beside them.
-  absl::Status RowsOf(OpKernelContext* ctx, const Tensor& x,
+  // x, which errors call `name`, as rows of its last dimension, and the mask
+  // beside them.
+  absl::Status RowsOf(OpKernelContext* ctx, const char* name, const Tensor& x,
                       tfo::SoftmaxShape* shape, tfo::SoftmaxMask* mask) const {
     if (x.dims() == 0)
-      return Invalid("x must have rank at least 1, got shape []");
+      return Invalid(name, " must have rank at least 1, got shape []");
     const std::int64_t depth = x.dim_size(x.dims() - 1);
     *shape = {kDType<T>, depth == 0 ? 0 : x.NumElements() / depth, depth};
     *mask = {};
     const Tensor* keep;
     TF_RETURN_IF_ERROR(OptionalInput(ctx, "mask", &keep));
     if (keep == nullptr) return absl::OkStatus();
-    TF_RETURN_IF_ERROR(CheckMaskRank(keep->dims(), x.dims()));
+    TF_RETURN_IF_ERROR(CheckMaskRank(name, keep->dims(), x.dims()));
     for (int i = 1; i <= keep->dims(); ++i) {
-      TF_RETURN_IF_ERROR(CheckMaskSize(x.dims() - i, i == 1,
+      TF_RETURN_IF_ERROR(CheckMaskSize(name, x.dims() - i, i == 1,
                                        keep->dim_size(keep->dims() - i),
                                        x.dim_size(x.dims() - i)));
     }
@@ -57,9 +59,11 @@ class SoftmaxBase : public tensorflow::OpKernel {
   }
 
   double scale() const { return scale_; }
+  bool zero_masked() const { return zero_masked_; }
 
  private:
   double scale_;
+  bool zero_masked_;
 };
 
 template <class T, class Engine>
@@ -69,24 +73,22 @@ class SoftmaxOp : public SoftmaxBase<T> {
     float masked;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("masked", &masked));
     masked_ = AsWritten(masked);
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("zero_masked", &zero_masked_));
   }
 
  private:
   absl::Status Run(OpKernelContext* ctx) const override {
     const Tensor& x = ctx->input(0);
     tfo::SoftmaxArgs args{};
-    TF_RETURN_IF_ERROR(this->RowsOf(ctx, x, &args.shape, &args.mask));
+    TF_RETURN_IF_ERROR(this->RowsOf(ctx, "x", x, &args.shape, &args.mask));
     args.scale = this->scale();
     args.masked = masked_;
-    args.zero_masked = zero_masked_;
+    args.zero_masked = this->zero_masked();
     args.x = x.data();
     TF_RETURN_IF_ERROR(Output(ctx, {0}, 0, x.shape(), &args.y));
     return Engine::Forward(ctx, args);
   }
 
   double masked_;
-  bool zero_masked_;
 };
 
 template <class T, class Engine>
@@ -100,8 +102,9 @@ class SoftmaxGradOp : public SoftmaxBase<T> {
     const Tensor& y = ctx->input(1);
     tfo::SoftmaxGradientArgs args{};
     TF_RETURN_IF_ERROR(CheckShape("dy", dy, "y", y.shape()));
-    TF_RETURN_IF_ERROR(this->RowsOf(ctx, y, &args.shape, &args.mask));
+    TF_RETURN_IF_ERROR(this->RowsOf(ctx, "y", y, &args.shape, &args.mask));
     args.scale = this->scale();
+    args.zero_masked = this->zero_masked();
     args.dy = dy.data();
     args.y = y.data();
     TF_RETURN_IF_ERROR(Output(ctx, {0, 1}, 0, y.shape(), &args.x_grad));

@@ -9,24 +9,26 @@
 
 namespace tf_fused_ops {
 
-inline absl::Status CheckMaskRank(int mask_rank, int x_rank) {
+// `x` is how errors call what the mask is for.
+inline absl::Status CheckMaskRank(const char* x, int mask_rank, int x_rank) {
   if (mask_rank < 1 || mask_rank > x_rank) {
-    return Invalid("mask must have rank 1 to ", x_rank,
-                   ", at most that of x, got rank ", mask_rank);
+    return Invalid("mask must have rank 1 to ", x_rank, ", at most that of ", x,
+                   ", got rank ", mask_rank);
   }
   if (x_rank - 1 > tfo::SoftmaxMask::kMaxRank) {
-    return Invalid("x must have rank at most ", tfo::SoftmaxMask::kMaxRank + 1,
+    return Invalid(x, " must have rank at most ",
+                   tfo::SoftmaxMask::kMaxRank + 1,
                    " where there is a mask, got rank ", x_rank);
   }
   return absl::OkStatus();
 }
 
 // Dimension `i` of x, and whether that is the last one.
-inline absl::Status CheckMaskSize(int i, bool last, std::int64_t mask,
-                                  std::int64_t x) {
-  if (mask == x || (mask == 1 && !last)) return absl::OkStatus();
-  return Invalid("mask must have size ", x, last ? "" : " or 1",
-                 " where x has its dimension ", i, ", got ", mask);
+inline absl::Status CheckMaskSize(const char* x, int i, bool last,
+                                  std::int64_t mask, std::int64_t size) {
+  if (mask == size || (mask == 1 && !last)) return absl::OkStatus();
+  return Invalid("mask must have size ", size, last ? "" : " or 1", " where ",
+                 x, " has its dimension ", i, ", got ", mask);
 }
 
 }  // namespace tf_fused_ops

@@ -5,27 +5,29 @@
 namespace tf_fused_ops {
 namespace {
 
-// Checks x's rank, and the mask, input `index` if there is one, beside it.
-absl::Status CheckMask(InferenceContext* c, int index, ShapeHandle* x) {
+// Checks the rank of x, which errors call `name`, and beside it the mask, input
+// `index` if there is one.
+absl::Status CheckMask(InferenceContext* c, const char* name, int index,
+                       ShapeHandle* x) {
   int num_masks;
   TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_masks", &num_masks));
-  TF_RETURN_IF_ERROR(RequireRank(c, "x", 1, kAnyRank, x));
+  TF_RETURN_IF_ERROR(RequireRank(c, name, 1, kAnyRank, x));
   if (num_masks == 0) return absl::OkStatus();
   const ShapeHandle mask = c->input(index);
   if (!c->RankKnown(*x) || !c->RankKnown(mask)) return absl::OkStatus();
-  TF_RETURN_IF_ERROR(CheckMaskRank(c->Rank(mask), c->Rank(*x)));
+  TF_RETURN_IF_ERROR(CheckMaskRank(name, c->Rank(mask), c->Rank(*x)));
   for (int i = 1; i <= c->Rank(mask); ++i) {
     const DimensionHandle size = c->Dim(*x, -i), kept = c->Dim(mask, -i);
     if (!c->ValueKnown(size) || !c->ValueKnown(kept)) continue;
-    TF_RETURN_IF_ERROR(
-        CheckMaskSize(c->Rank(*x) - i, i == 1, c->Value(kept), c->Value(size)));
+    TF_RETURN_IF_ERROR(CheckMaskSize(name, c->Rank(*x) - i, i == 1,
+                                     c->Value(kept), c->Value(size)));
   }
   return absl::OkStatus();
 }
 
 absl::Status SoftmaxShape(InferenceContext* c) {
   ShapeHandle x = c->input(0);
-  TF_RETURN_IF_ERROR(CheckMask(c, 1, &x));
+  TF_RETURN_IF_ERROR(CheckMask(c, "x", 1, &x));
   c->set_output(0, x);
   return absl::OkStatus();
 }
@@ -33,7 +35,7 @@ absl::Status SoftmaxShape(InferenceContext* c) {
 absl::Status SoftmaxGradShape(InferenceContext* c) {
   ShapeHandle y = c->input(1);
   TF_RETURN_IF_ERROR(MergeNamed(c, "dy", c->input(0), "y", &y));
-  TF_RETURN_IF_ERROR(CheckMask(c, 2, &y));
+  TF_RETURN_IF_ERROR(CheckMask(c, "y", 2, &y));
   c->set_output(0, y);
   return absl::OkStatus();
 }
@@ -71,6 +73,7 @@ REGISTER_OP("TfFusedOps>SoftmaxGrad")
     .Attr("T: {half, bfloat16, float, double}")
     .Attr("num_masks: int >= 0 = 0")
     .Attr("scale: float = 1.0")
+    .Attr("zero_masked: bool = false")
     .SetShapeFn(SoftmaxGradShape)
     .Doc(R"doc(
 Computes the gradient of Softmax in one op.
@@ -79,6 +82,7 @@ dy: the gradient of y.
 y: the forward op's y.
 mask: the forward op's mask.
 scale: the forward op's scale.
+zero_masked: the forward op's zero_masked; dy does not count where the mask is false.
 x_grad: the gradient of x, zero where the mask is false.
 )doc");
 

@@ -45,7 +45,7 @@ void Forward(const py::object& x_object, const py::object& y_object,
 
 void Gradient(const py::object& dy_object, const py::object& y_object,
               const py::object& x_grad_object, const py::object& mask_object,
-              double scale, std::uintptr_t stream_handle) {
+              double scale, bool zero_masked, std::uintptr_t stream_handle) {
   const Stream stream = StreamOf(stream_handle);
   const Array y = ArrayOf("y", y_object, stream);
   const SoftmaxShape shape = RowsOf("y", y);
@@ -53,8 +53,9 @@ void Gradient(const py::object& dy_object, const py::object& y_object,
   const Array x_grad =
       ArrayOf("x_grad", x_grad_object, stream, y.type, y.shape);
   const Array mask = ArrayOf("mask", mask_object, stream, true);
-  Raise(SoftmaxGradient(
-      {shape, scale, MaskOf(mask, y), dy.data, y.data, x_grad.data}, stream));
+  Raise(SoftmaxGradient({shape, scale, zero_masked, MaskOf(mask, y), dy.data,
+                         y.data, x_grad.data},
+                        stream));
 }
 
 }  // namespace
@@ -68,7 +69,8 @@ void BindSoftmax(py::module_& module) {
              "over the last dimension, on `stream`. y may be x.");
   module.def("softmax_gradient", &Gradient, py::arg("dy"), py::arg("y"),
              py::arg("x_grad"), py::kw_only(), py::arg("mask") = py::none(),
-             py::arg("scale") = 1.0, py::arg("stream"),
+             py::arg("scale") = 1.0, py::arg("zero_masked") = false,
+             py::arg("stream"),
              "x_grad = (dy - sum of dy * y) * y * scale; x_grad may be dy or "
              "y.");
 }

@@ -3,7 +3,9 @@
 import tensorflow as tf
 
 from tf_fused_ops._library import ops
-from tf_fused_ops.ops import _arguments, _gradient, reference
+from tf_fused_ops.ops import _arguments, _decimals, _gradient, reference
+
+_ATTRIBUTES = ("scale", "zero_masked")
 
 
 def softmax(x, mask=None, scale=1.0, masked=-3e38, zero_masked=False, name=None):
@@ -16,9 +18,10 @@ def softmax(x, mask=None, scale=1.0, masked=-3e38, zero_masked=False, name=None)
         mask: Boolean tensor, of x's last dimension and otherwise broadcast to x's shape; None for
             one that is true everywhere.
         scale: A Python number.
-        masked: What takes the place of x * scale where the mask is false, a Python number. Where
-            that is as small as it is by default, y is zero there, and one by the size of the last
-            dimension where the mask is false for all of it.
+        masked: What takes the place of x * scale where the mask is false, a Python number, of at
+            most float32's range and, for float64 x, six digits. Where it is as small as by default,
+            y is zero there, and one by the size of the last dimension where the mask is false for
+            all of it.
         zero_masked: Whether the result is zero where the mask is false, also where it is false for
             all of the last dimension.
         name: A name for the operation.
@@ -33,11 +36,17 @@ def softmax(x, mask=None, scale=1.0, masked=-3e38, zero_masked=False, name=None)
     x = _arguments.tensor("x", x)
     if x.shape.rank == 0:
         raise ValueError("x must have rank 1 or more; got a scalar")
+    scale, masked = _arguments.number("scale", scale), _arguments.number("masked", masked)
+    if x.dtype == tf.float64:
+        if not _decimals.survives(masked):
+            raise ValueError(f"masked has more digits than an attribute of the op; got {masked}")
+        if not _decimals.survives(scale):
+            x, scale = x * scale, 1.0
     return ops.tf_fused_ops_softmax(
         x=x,
         mask=_arguments.optional("mask", mask, tf.bool, "x"),
-        scale=_arguments.number("scale", scale),
-        masked=_arguments.number("masked", masked),
+        scale=scale,
+        masked=masked,
         zero_masked=bool(zero_masked),
         name=name,
     )
@@ -47,14 +56,14 @@ def softmax(x, mask=None, scale=1.0, masked=-3e38, zero_masked=False, name=None)
 def _softmax_gradient(op, dy):
     mask = op.inputs[1:]
     x_grad = ops.tf_fused_ops_softmax_grad(
-        dy=dy, y=op.outputs[0], mask=list(mask), **_gradient.attributes(op, "scale")
+        dy=dy, y=op.outputs[0], mask=list(mask), **_gradient.attributes(op, *_ATTRIBUTES)
     )
     return [x_grad, *(None for _ in mask)]
 
 
 @tf.RegisterGradient("TfFusedOps>SoftmaxGrad")
 def _softmax_grad_gradient(op, gradient):
-    attributes = _gradient.attributes(op, "scale")
+    attributes = _gradient.attributes(op, *_ATTRIBUTES)
 
     def stock(dy, y, *mask):
         return [reference.softmax_grad(dy, y, *mask, **attributes)]

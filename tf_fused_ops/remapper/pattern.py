@@ -15,6 +15,8 @@ from tensorflow.python.framework import func_graph, tensor_util
 
 from tf_fused_ops.remapper.attributes import semantic_attrs
 
+# Of a tensor, in elements.
+_MAX_SIZE = 2**53
 _COMMUTATIVE = frozenset({"Add", "AddV2", "AddN", "Mul", "Maximum", "Minimum", "SquaredDifference"})
 
 
@@ -284,7 +286,8 @@ def _rescaled(array, sizes):
         return array
     result = array.copy()
     for index, number in np.ndenumerate(array):
-        if np.isfinite(number) and number == np.floor(number):
+        # Larger numbers are no sizes, nor infinity.
+        if abs(number) < _MAX_SIZE and number == np.floor(number):
             rest, scaled = int(number), 1
             for prime, size in sizes.items():
                 while rest and rest % prime == 0:

@@ -223,7 +223,7 @@ def _softmax(op):
 
 
 def _softmax_grad(op):
-    return [reference.softmax_grad(*op.inputs, **_attributes(op, ["scale"]))]
+    return [reference.softmax_grad(*op.inputs, **_attributes(op, ["scale", "zero_masked"]))]
 
 
 _STOCK = {

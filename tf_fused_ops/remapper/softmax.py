@@ -1,8 +1,10 @@
 """The rule for softmax, with what attention does before it."""
 
 import itertools
+import math
 from typing import ClassVar
 
+import numpy as np
 import tensorflow as tf
 
 from tf_fused_ops.ops import _decimals
@@ -13,8 +15,10 @@ from tf_fused_ops.remapper.rule import Fused, Rule
 # By the type of the op that scales: the stock code, and the factor.
 _SCALES = {
     "Mul": (lambda x, scale: x * scale, lambda scale: scale),
-    "RealDiv": (lambda x, scale: x / scale, lambda scale: 1 / scale),
+    "RealDiv": (lambda x, scale: x / scale, lambda scale: 1 / scale if scale else math.inf),
 }
+# Of what the fused op takes a mask for.
+_MAX_RANK = 9
 
 
 class Softmax(Rule):
@@ -57,7 +61,8 @@ class Softmax(Rule):
         return tf.bool if name == "mask" else attrs["half"] or dtype
 
     def scalable(self, attrs, shapes):
-        return True
+        # An integer might be taken for a size.
+        return not attrs["scaled"] or not float(attrs["scale"]).is_integer()
 
     def stock(self, attrs, x, mask=None):
         half = attrs["half"]
@@ -77,6 +82,8 @@ class Softmax(Rule):
             reason = _mask_objection(match.operands["mask"], x)
             if reason:
                 return reason
+        if not np.isfinite(np.float32(self._scale(attrs))):
+            return f"{x.name} is scaled by {self._scale(attrs)}"
         numbers = [self._scale(attrs), *([attrs["masked_value"]] if attrs["masked"] else [])]
         for number in numbers if x.dtype == tf.float64 else ():
             if not _decimals.survives(number):
@@ -105,6 +112,7 @@ class Softmax(Rule):
             *fused.saved,
             self._mask(match),
             scale=self._scale(match.attrs),
+            zero_masked=match.attrs["zeroed"],
             name=match.fused_name("_grad"),
         )
         return {"x": outputs["x_grad"]}
@@ -128,7 +136,9 @@ def _below_cast(op):
 
 def _mask_objection(mask, x):
     """Returns why a mask may not be broadcast to x, or x to the mask, or None."""
-    if x.shape.rank is None or mask.shape.rank is None or not 0 < mask.shape.rank <= x.shape.rank:
+    if x.shape.rank is None or x.shape.rank > _MAX_RANK:
+        return f"{x.name} is not known to have at most {_MAX_RANK} dimensions"
+    if mask.shape.rank is None or not 0 < mask.shape.rank <= x.shape.rank:
         return f"the rank of mask {mask.name} does not fit {x.name}"
     first = x.shape.rank - mask.shape.rank
     for axis in range(mask.shape.rank):
