@@ -80,17 +80,12 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
 
 Status LayerNormForward(const LayerNormArgs& args, Stream stream) {
   const LayerNormShape& shape = args.shape;
-  if (shape.rows == 0) return {};
-  Device device;
-  TFO_CUDA_RETURN_IF_ERROR(CurrentDevice(&device));
   return WithElement(shape.dtype, [&](auto element) {
     using T = typename decltype(element)::type;
-    const Rows rows =
-        PlanRows(shape.rows, shape.depth, kVector<T>, kHeld,
-                 Aligned(args.x, args.scale, args.offset, args.y));
-    return Launch(
-        "LayerNorm", rows.Config<Sums<2>>(device), stream, ForwardKernel<T>,
-        rows,
+    return LaunchRows<Sums<2>>(
+        "LayerNorm", shape.rows, shape.depth, kVector<T>, kHeld,
+        Aligned(args.x, args.scale, args.offset, args.y), stream,
+        ForwardKernel<T>,
         ForwardTerms<T>{shape.subtract_mean, static_cast<float>(args.epsilon),
                         static_cast<const T*>(args.x),
                         static_cast<const float*>(args.scale),

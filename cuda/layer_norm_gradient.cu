@@ -167,8 +167,6 @@ Status LayerNormGradient(const LayerNormGradientArgs& args,
                          const Scratch& scratch, Stream stream) {
   const LayerNormShape& shape = args.shape;
   if (shape.depth == 0) return {};
-  Device device;
-  TFO_CUDA_RETURN_IF_ERROR(CurrentDevice(&device));
   return WithElement(shape.dtype, [&](auto element) {
     using T = typename decltype(element)::type;
     const auto* const dy = static_cast<const T*>(args.dy);
@@ -184,13 +182,11 @@ Status LayerNormGradient(const LayerNormGradientArgs& args,
         VectorGradientFinish{static_cast<float*>(args.scale_grad),
                              static_cast<float*>(args.offset_grad)},
         scratch, stream));
-    if (shape.rows == 0) return Status{};
-    const Rows rows = PlanRows(shape.rows, shape.depth, kVector<T>, kHeld,
-                               Aligned(dy, x, scale, args.x_grad));
-    return Launch("LayerNormGrad", rows.Config<Sums<2>>(device), stream,
-                  InputGradientKernel<T>, rows,
-                  InputGradientTerms<T>{shape.subtract_mean, dy, x, scale, mean,
-                                        inv_std, static_cast<T*>(args.x_grad)});
+    return LaunchRows<Sums<2>>(
+        "LayerNormGrad", shape.rows, shape.depth, kVector<T>, kHeld,
+        Aligned(dy, x, scale, args.x_grad), stream, InputGradientKernel<T>,
+        InputGradientTerms<T>{shape.subtract_mean, dy, x, scale, mean, inv_std,
+                              static_cast<T*>(args.x_grad)});
   });
 }
 

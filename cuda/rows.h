@@ -17,29 +17,31 @@ namespace tfo::cuda {
 struct Rows {
   std::int64_t rows, depth;
   bool aligned;  // every row of every array begins at a multiple of 16 bytes
-  int threads;   // of a row
-
-  dim3 Block() const { return dim3(threads, kBlockThreads / threads); }
-
-  template <class A>
-  LaunchConfig Config(const Device& device) const {
-    const dim3 block = Block();
-    const std::int64_t most = std::int64_t{device.multiprocessors} *
-                              device.threads_per_multiprocessor / kBlockThreads;
-    return {dim3(static_cast<unsigned>(
-                std::clamp<std::int64_t>(CeilDiv(rows, block.y), 1, most))),
-            block, sizeof(A) * kBlockThreads / kWarp};
-  }
 };
 
-// For kernels whose threads hold `held` vectors of `vector` elements.
-inline Rows PlanRows(std::int64_t rows, std::int64_t depth, int vector,
-                     int held, bool aligned) {
-  int threads = kWarp;
+// Launches a kernel whose threads hold `held` vectors of `vector` elements of a
+// row, and whose totals are As. `aligned`: so is every array.
+template <class A, class Terms>
+Status LaunchRows(const char* name, std::int64_t rows, std::int64_t depth,
+                  int vector, int held, bool aligned, Stream stream,
+                  void (*kernel)(Rows, Terms), const Terms& terms) {
+  if (rows == 0) return {};
+  Device device;
+  TFO_CUDA_RETURN_IF_ERROR(CurrentDevice(&device));
+  int threads = kWarp;  // of a row
   while (threads < kBlockThreads &&
          depth > std::int64_t{threads} * held * vector)
     threads *= 2;
-  return {rows, depth, aligned && depth % vector == 0, threads};
+  const dim3 block(threads, kBlockThreads / threads);
+  const std::int64_t most = std::int64_t{device.multiprocessors} *
+                            device.threads_per_multiprocessor / kBlockThreads;
+  const std::int64_t blocks =
+      std::clamp<std::int64_t>(CeilDiv(rows, block.y), 1, most);
+  return Launch(name,
+                {dim3(static_cast<unsigned>(blocks)), block,
+                 sizeof(A) * kBlockThreads / kWarp},
+                stream, kernel,
+                Rows{rows, depth, aligned && depth % vector == 0}, terms);
 }
 
 // Calls body(row) for the rows of this thread, the last first where

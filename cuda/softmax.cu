@@ -136,15 +136,11 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
 
 Status SoftmaxForward(const SoftmaxArgs& args, Stream stream) {
   const SoftmaxShape& shape = args.shape;
-  if (shape.rows == 0) return {};
-  Device device;
-  TFO_CUDA_RETURN_IF_ERROR(CurrentDevice(&device));
   return WithElement(shape.dtype, [&](auto element) {
     using T = typename decltype(element)::type;
-    const Rows rows = PlanRows(shape.rows, shape.depth, kVector<T>, kHeld,
-                               Aligned(args.x, args.y));
-    return Launch(
-        "Softmax", rows.Config<Sums<1>>(device), stream, ForwardKernel<T>, rows,
+    return LaunchRows<Sums<1>>(
+        "Softmax", shape.rows, shape.depth, kVector<T>, kHeld,
+        Aligned(args.x, args.y), stream, ForwardKernel<T>,
         ForwardTerms<T>{static_cast<float>(args.scale),
                         static_cast<float>(args.masked), args.zero_masked,
                         args.mask, static_cast<const T*>(args.x),
@@ -154,17 +150,11 @@ Status SoftmaxForward(const SoftmaxArgs& args, Stream stream) {
 
 Status SoftmaxGradient(const SoftmaxGradientArgs& args, Stream stream) {
   const SoftmaxShape& shape = args.shape;
-  if (shape.rows == 0) return {};
-  Device device;
-  TFO_CUDA_RETURN_IF_ERROR(CurrentDevice(&device));
   return WithElement(shape.dtype, [&](auto element) {
     using T = typename decltype(element)::type;
-    const Rows rows =
-        PlanRows(shape.rows, shape.depth, kVector<T>, kHeldGradient,
-                 Aligned(args.dy, args.y, args.x_grad));
-    return Launch(
-        "SoftmaxGrad", rows.Config<Sums<1>>(device), stream, GradientKernel<T>,
-        rows,
+    return LaunchRows<Sums<1>>(
+        "SoftmaxGrad", shape.rows, shape.depth, kVector<T>, kHeldGradient,
+        Aligned(args.dy, args.y, args.x_grad), stream, GradientKernel<T>,
         GradientTerms<T>{static_cast<float>(args.scale), args.zero_masked,
                          args.mask, static_cast<const T*>(args.dy),
                          static_cast<const T*>(args.y),
