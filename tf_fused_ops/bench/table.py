@@ -134,8 +134,8 @@ _RULES = {
         for act in ("gelu_erf", "gelu_tanh", "silu", "mish", "hard_swish")
     },
 }
-# A chain of one op never has to stay.
-_ONE_OP = "grouped_conv2d"
+# A chain of one op never has to stay; softmax's backward pass is fused with the forward pass only.
+_NEVER_ALONE = ("grouped_conv2d", "softmax")
 # Those whose backward pass is timed alone, too; of these two the other groups have the whole.
 _ALONE = {
     **_rule("conv2d_bias", _IMAGES, _FILTERS, _CHANNELS, macs=_CONV_MACS),
@@ -145,7 +145,7 @@ _ALONE = {
     **{
         name: case
         for name, case in _RULES.items()
-        if "_norm" not in name and case.modes == MODES and case.family != _ONE_OP
+        if "_norm" not in name and case.modes == MODES and case.family not in _NEVER_ALONE
     },
 }
 GROUPS = {
