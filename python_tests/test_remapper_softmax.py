@@ -170,6 +170,7 @@ def test_scales_that_might_be_sizes(scale):
     check(step_of(lambda x: tf.nn.softmax(x * scale)), [x], {"softmax": 1}, gradients=1)
 
 
+@pytest.mark.filterwarnings("error:overflow")
 @pytest.mark.parametrize("divisor", [0.0, 1e-39])
 def test_no_number_to_scale_by(divisor):
     compiled = function(lambda x: tf.nn.softmax(x / divisor))
@@ -235,6 +236,7 @@ def test_a_mask_made_of_x():
         lambda x: tf.nn.softmax(tf.where(MASK[..., :1, :] & False, x, x.dtype.min)),
     ],
 )
+@pytest.mark.filterwarnings("error:overflow")
 def test_a_number_with_more_digits_than_an_attribute(chain):
     compiled = check(step_of(chain), values(SHAPE, dtype="float64"), {"softmax": 1}, gradients=1)
     assert "digits" in reasons(compiled)["softmax"]

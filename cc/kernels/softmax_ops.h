@@ -2,8 +2,6 @@
 #ifndef TFO_CC_KERNELS_SOFTMAX_OPS_H_
 #define TFO_CC_KERNELS_SOFTMAX_OPS_H_
 
-#include <vector>
-
 #include "cc/core/softmax.h"
 #include "cc/kernels/decimals.h"
 #include "cc/kernels/kernel_util.h"

@@ -82,9 +82,11 @@ class Softmax(Rule):
             reason = _mask_objection(match.operands["mask"], x)
             if reason:
                 return reason
-        if not np.isfinite(np.float32(self._scale(attrs))):
-            return f"{x.name} is scaled by {self._scale(attrs)}"
-        numbers = [self._scale(attrs), *([attrs["masked_value"]] if attrs["masked"] else [])]
+        scale = self._scale(attrs)
+        # Neither is NaN a number for the attribute.
+        if not abs(scale) <= float(np.finfo(np.float32).max):
+            return f"{x.name} is scaled by {scale}"
+        numbers = [scale, *([attrs["masked_value"]] if attrs["masked"] else [])]
         for number in numbers if x.dtype == tf.float64 else ():
             if not _decimals.survives(number):
                 return f"{number} has more digits than an attribute of the fused op"
@@ -127,7 +129,7 @@ class Softmax(Rule):
 
     def _scale(self, attrs):
         """The factor of x."""
-        return float(_SCALES[attrs["scaled"]][1](attrs["scale"])) if attrs["scaled"] else 1.0
+        return _SCALES[attrs["scaled"]][1](float(attrs["scale"])) if attrs["scaled"] else 1.0
 
 
 def _below_cast(op):
