@@ -13,6 +13,7 @@ from tf_fused_ops.accelerate import accelerate
 from tf_fused_ops.function import function
 from tf_fused_ops.ops import (
     act,
+    attention,
     batch_norm_act,
     conv2d_bias_act,
     group_norm_act,
@@ -33,6 +34,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "act",
+    "attention",
     "batch_norm_act",
     "conv2d_bias_act",
     "distribute",

@@ -3,6 +3,7 @@
 #define TFO_CC_CORE_DISPATCH_H_
 
 #include "cc/core/act.h"
+#include "cc/core/attention.h"
 #include "cc/core/batch_norm.h"
 #include "cc/core/conv.h"
 #include "cc/core/group_norm.h"
@@ -33,6 +34,8 @@ struct Kernels {
   GroupNormGradientFunction* group_norm_gradient;
   SoftmaxForwardFunction* softmax_forward;
   SoftmaxGradientFunction* softmax_gradient;
+  AttentionForwardFunction* attention_forward;
+  AttentionGradientFunction* attention_gradient;
   MultiplyAddFunction* multiply_add;
   CopyFunction* copy;
 };

@@ -24,17 +24,34 @@ GroupNormForwardFunction GroupNormForward;
 GroupNormGradientFunction GroupNormGradient;
 SoftmaxForwardFunction SoftmaxForward;
 SoftmaxGradientFunction SoftmaxGradient;
+AttentionForwardFunction AttentionForward;
+AttentionGradientFunction AttentionGradient;
 MultiplyAddFunction MultiplyAdd;
 CopyFunction Copy;
 
 extern const Kernels kKernels;
-const Kernels kKernels = {
-    TFO_STRING(TFO_ISA), &ConvForward,           &ConvGradient,
-    &ConvPackedBytes,    &ConvPackFilters,       &BatchNormMoments,
-    &BatchNormApply,     &BatchNormGradientSums, &BatchNormGradientApply,
-    &ActForward,         &ActGradient,           &MaxPoolForward,
-    &MaxPoolGradient,    &LayerNormForward,      &LayerNormGradient,
-    &GroupNormForward,   &GroupNormGradient,     &SoftmaxForward,
-    &SoftmaxGradient,    &MultiplyAdd,           &Copy};
+const Kernels kKernels = {TFO_STRING(TFO_ISA),
+                          &ConvForward,
+                          &ConvGradient,
+                          &ConvPackedBytes,
+                          &ConvPackFilters,
+                          &BatchNormMoments,
+                          &BatchNormApply,
+                          &BatchNormGradientSums,
+                          &BatchNormGradientApply,
+                          &ActForward,
+                          &ActGradient,
+                          &MaxPoolForward,
+                          &MaxPoolGradient,
+                          &LayerNormForward,
+                          &LayerNormGradient,
+                          &GroupNormForward,
+                          &GroupNormGradient,
+                          &SoftmaxForward,
+                          &SoftmaxGradient,
+                          &AttentionForward,
+                          &AttentionGradient,
+                          &MultiplyAdd,
+                          &Copy};
 
 }  // namespace tfo::TFO_ISA

@@ -1,88 +1,11 @@
 // Softmax of rows and its gradient. A row is read from memory once.
-#include <type_traits>
-
-#include "cc/core/elementwise.h"
-#include "cc/core/softmax.h"
+#include "cc/core/softmax_rows.h"
 #include "cc/core/vector_math.h"
 
 namespace tfo::TFO_ISA {
 namespace {
 
 constexpr int64_t kCyclesPerVector = 24;
-constexpr int64_t kSumBlock = 256;
-
-template <class A>
-TFO_INLINE Vec<A> MinusInfinity() {
-  return Splat(-static_cast<A>(__builtin_inf()));
-}
-
-// combine over all lanes, in every lane.
-template <class A, int kHalf = kLanes<A> / 2, class Combine>
-TFO_INLINE Vec<A> OverLanes(Vec<A> v, const Combine& combine) {
-  IntVec<A> other;
-#pragma GCC unroll 16
-  for (int l = 0; l < kLanes<A>; ++l) other[l] = l ^ kHalf;
-  v = combine(v, __builtin_shuffle(v, other));
-  if constexpr (kHalf > 1) {
-    return OverLanes<A, kHalf / 2>(v, combine);
-  } else {
-    return v;
-  }
-}
-
-// The sum of term(column, Partial<P>, n) over `width` columns, in every lane:
-// block by block, for the digits of long rows.
-template <class A, class Term>
-TFO_INLINE Vec<A> SumOver(int64_t width, const Term& term) {
-  Vec<A> total{};
-  for (int64_t begin = 0; begin < width; begin += kSumBlock) {
-    Vec<A> sum{};
-    ForColumns<A>(Min(width - begin, kSumBlock),
-                  [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
-                    sum += term(begin + j, partial, n);
-                  });
-    total += sum;
-  }
-  return OverLanes<A>(
-      total, [](Vec<A> a, Vec<A> b) TFO_INLINE_LAMBDA { return a + b; });
-}
-
-// n bytes, each in a lane of its own; GCC 12 would move them one by one.
-template <class A>
-TFO_INLINE IntVec<A> LoadBytes(const std::uint8_t* from, int n) {
-#if defined(__AVX2__)
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
-  const __m128i bytes =
-      _mm_maskz_loadu_epi8(static_cast<__mmask16>((1u << n) - 1), from);
-#else
-  __m128i bytes{};
-  __builtin_memcpy(&bytes, from, static_cast<unsigned>(n));
-#endif
-  constexpr bool kFloat = std::is_same_v<A, float>;
-#if defined(__AVX512F__)
-  if constexpr (kFloat)
-    return (IntVec<A>)_mm512_maskz_cvtepu8_epi32(0xffff, bytes);
-  else
-    return (IntVec<A>)_mm512_maskz_cvtepu8_epi64(0xff, bytes);
-#else
-  if constexpr (kFloat)
-    return (IntVec<A>)_mm256_cvtepu8_epi32(bytes);
-  else
-    return (IntVec<A>)_mm256_cvtepu8_epi64(bytes);
-#endif
-#else
-  IntVec<A> lanes{};
-  for (int l = 0; l < n; ++l) lanes[l] = from[l];
-  return lanes;
-#endif
-}
-
-// v where the mask keeps it, `otherwise` elsewhere.
-template <class A>
-TFO_INLINE Vec<A> Kept(const std::uint8_t* keep, int n, Vec<A> v,
-                       Vec<A> otherwise) {
-  return LoadBytes<A>(keep, n) != IntVec<A>{} ? v : otherwise;
-}
 
 // Calls body(row, worker) for all rows.
 template <class T, class Body>

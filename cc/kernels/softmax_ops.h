@@ -5,7 +5,7 @@
 #include "cc/core/softmax.h"
 #include "cc/kernels/decimals.h"
 #include "cc/kernels/kernel_util.h"
-#include "cc/ops/softmax_mask.h"
+#include "cc/kernels/softmax_mask.h"
 
 namespace tf_fused_ops {
 
@@ -38,22 +38,7 @@ class SoftmaxBase : public tensorflow::OpKernel {
       return Invalid(name, " must have rank at least 1, got shape []");
     const std::int64_t depth = x.dim_size(x.dims() - 1);
     *shape = {kDType<T>, depth == 0 ? 0 : x.NumElements() / depth, depth};
-    *mask = {};
-    const Tensor* keep;
-    TF_RETURN_IF_ERROR(OptionalInput(ctx, "mask", &keep));
-    if (keep == nullptr) return absl::OkStatus();
-    TF_RETURN_IF_ERROR(CheckMaskRank(name, keep->dims(), x.dims()));
-    for (int i = 1; i <= keep->dims(); ++i) {
-      TF_RETURN_IF_ERROR(CheckMaskSize(name, x.dims() - i, i == 1,
-                                       keep->dim_size(keep->dims() - i),
-                                       x.dim_size(x.dims() - i)));
-    }
-    const auto sizes = x.shape().dim_sizes();
-    const auto mask_sizes = keep->shape().dim_sizes();
-    *mask = tfo::BroadcastMask(static_cast<const std::uint8_t*>(keep->data()),
-                               keep->dims(), mask_sizes.data(), x.dims(),
-                               sizes.data());
-    return absl::OkStatus();
+    return MaskOf(ctx, name, x.shape(), mask);
   }
 
   double scale() const { return scale_; }

@@ -81,15 +81,18 @@ absl::Status CheckSavedCount(Context* c, const ActivationAttrs& activation) {
   return absl::OkStatus();
 }
 
-// That the type U of statistics and parameters goes with x's, T.
-inline absl::Status CheckStatisticsType(InferenceContext* c) {
+// That the type U of statistics and parameters, `name` say, goes with that of
+// x, T.
+inline absl::Status CheckStatisticsType(InferenceContext* c,
+                                        const char* name = "scale",
+                                        const char* x = "x") {
   tensorflow::DataType t, u;
   TF_RETURN_IF_ERROR(c->GetAttr("T", &t));
   TF_RETURN_IF_ERROR(c->GetAttr("U", &u));
   const bool wide = t == tensorflow::DT_DOUBLE;
   if (wide == (u == tensorflow::DT_DOUBLE)) return absl::OkStatus();
-  return Invalid("scale must be ", wide ? "double" : "float",
-                 " for x of this type");
+  return Invalid(name, " must be ", wide ? "double" : "float", " for ", x,
+                 " of this type");
 }
 
 // That moments are given at most once, and to an op that uses them. `Context`

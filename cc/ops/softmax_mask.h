@@ -1,4 +1,5 @@
-// What a mask may be beside x, checked alike by shape functions and kernels.
+// What a mask may be beside what it is for, checked alike by shape functions
+// and kernels.
 #ifndef TFO_CC_OPS_SOFTMAX_MASK_H_
 #define TFO_CC_OPS_SOFTMAX_MASK_H_
 
@@ -29,6 +30,20 @@ inline absl::Status CheckMaskSize(const char* x, int i, bool last,
   if (mask == size || (mask == 1 && !last)) return absl::OkStatus();
   return Invalid("mask must have size ", size, last ? "" : " or 1", " where ",
                  x, " has its dimension ", i, ", got ", mask);
+}
+
+// Checks a mask for x, as far as their shapes are known.
+inline absl::Status CheckMaskShape(InferenceContext* c, const char* name,
+                                   ShapeHandle mask, ShapeHandle x) {
+  if (!c->RankKnown(x) || !c->RankKnown(mask)) return absl::OkStatus();
+  TF_RETURN_IF_ERROR(CheckMaskRank(name, c->Rank(mask), c->Rank(x)));
+  for (int i = 1; i <= c->Rank(mask); ++i) {
+    const DimensionHandle size = c->Dim(x, -i), kept = c->Dim(mask, -i);
+    if (!c->ValueKnown(size) || !c->ValueKnown(kept)) continue;
+    TF_RETURN_IF_ERROR(CheckMaskSize(name, c->Rank(x) - i, i == 1,
+                                     c->Value(kept), c->Value(size)));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tf_fused_ops

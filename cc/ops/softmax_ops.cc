@@ -13,16 +13,7 @@ absl::Status CheckMask(InferenceContext* c, const char* name, int index,
   TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_masks", &num_masks));
   TF_RETURN_IF_ERROR(RequireRank(c, name, 1, kAnyRank, x));
   if (num_masks == 0) return absl::OkStatus();
-  const ShapeHandle mask = c->input(index);
-  if (!c->RankKnown(*x) || !c->RankKnown(mask)) return absl::OkStatus();
-  TF_RETURN_IF_ERROR(CheckMaskRank(name, c->Rank(mask), c->Rank(*x)));
-  for (int i = 1; i <= c->Rank(mask); ++i) {
-    const DimensionHandle size = c->Dim(*x, -i), kept = c->Dim(mask, -i);
-    if (!c->ValueKnown(size) || !c->ValueKnown(kept)) continue;
-    TF_RETURN_IF_ERROR(CheckMaskSize(name, c->Rank(*x) - i, i == 1,
-                                     c->Value(kept), c->Value(size)));
-  }
-  return absl::OkStatus();
+  return CheckMaskShape(c, name, c->input(index), *x);
 }
 
 absl::Status SoftmaxShape(InferenceContext* c) {

@@ -1,5 +1,6 @@
 """The fused ops as Python functions, with gradients of every order."""
 
+from tf_fused_ops.ops.attention import attention
 from tf_fused_ops.ops.batch_norm import batch_norm_act
 from tf_fused_ops.ops.conv import conv2d_bias_act
 from tf_fused_ops.ops.elementwise import act
@@ -12,6 +13,7 @@ from tf_fused_ops.ops.sync_batch_norm import sync_batch_norm_act
 
 __all__ = [
     "act",
+    "attention",
     "batch_norm_act",
     "conv2d_bias_act",
     "group_norm_act",

@@ -4,6 +4,7 @@ They compute what the fused ops compute, on every device that TensorFlow knows: 
 gradients of gradients, and for graphs that must run where tf_fused_ops is not installed.
 """
 
+from tf_fused_ops.ops.reference.attention import attention, attention_grad
 from tf_fused_ops.ops.reference.batch_norm import (
     batch_norm_act,
     batch_norm_act_grad,
@@ -35,6 +36,8 @@ from tf_fused_ops.ops.reference.sync_batch_norm import (
 __all__ = [
     "act",
     "act_grad",
+    "attention",
+    "attention_grad",
     "batch_norm_act",
     "batch_norm_act_grad",
     "batch_norm_apply",

@@ -1,0 +1,85 @@
+// What attention and its gradient share: where the rows of its tensors are, and
+// the blocks of queries and keys whose scores a cache holds.
+#ifndef TFO_CC_CORE_ATTENTION_BLOCKS_H_
+#define TFO_CC_CORE_ATTENTION_BLOCKS_H_
+
+#include "cc/core/attention.h"
+#include "cc/core/block_product.h"
+#include "cc/core/softmax_rows.h"
+#include "cc/core/vector_math.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+// Scores of a block take 64 KiB in float32, and what is packed for them about
+// as much.
+constexpr int64_t kBlockQueries = 64, kBlockKeys = 256;
+
+// The rows of one batch entry and head, `row` elements apart.
+template <class P>
+struct HeadRows {
+  P* data;
+  int64_t row;
+
+  P* At(int64_t i) const { return data + i * row; }
+  // For a right factor whose rows are these, or whose columns are.
+  FilterMap AsRows() const { return {row, 1, 0}; }
+  FilterMap AsColumns() const { return {1, row, 0}; }
+};
+
+template <class P>
+TFO_INLINE HeadRows<P> RowsOfHead(P* data, const AttentionShape& s,
+                                  int64_t head, int64_t rows, int64_t depth) {
+  const int64_t b = head / s.heads, h = head % s.heads;
+  return {data + (b * rows * s.heads + h) * depth, s.heads * depth};
+}
+
+// Room for rows of `columns` that are written in whole panels.
+template <class A>
+TFO_INLINE int64_t WholePanels(int64_t columns) {
+  return NumPanels<A>(columns) * kTileColumns<A>;
+}
+
+// The memory of a worker.
+template <class T>
+struct OfWorkers {
+  T* data;
+  int64_t size;
+
+  // False when scratch memory ran out.
+  bool Prepare(int64_t elements, const Parallel& parallel,
+               const Scratch& scratch) {
+    size = CeilDiv(elements, 64) * 64;
+    data = scratch.Allocate<T>(size * parallel.num_workers);
+    return data != nullptr;
+  }
+  T* operator[](int worker) const { return data + worker * size; }
+};
+
+// z of products: scaled, or `masked` where `keep`, which may be null, has none.
+template <class A, bool kMask>
+struct Scores {
+  Vec<A> scale, masked;
+
+  explicit Scores(const AttentionArgs& args)
+      : scale(Splat(static_cast<A>(args.scale))),
+        masked(Splat(static_cast<A>(args.masked))) {}
+
+  TFO_INLINE Vec<A> operator()(const A* product, const std::uint8_t* keep,
+                               int n) const {
+    const Vec<A> z = Load(product) * scale;
+    return kMask ? Kept<A>(keep, n, z, masked) : z;
+  }
+};
+
+// e^v of v <= 0, zero where that is too small for a normal number.
+template <class T>
+TFO_INLINE Vec<Accumulator<T>> ExpOfNegative(Vec<Accumulator<T>> v) {
+  return v < MathConstants<T>::kExpMin ? Vec<Accumulator<T>>{}
+                                       : VectorMath<T>::Exp(v);
+}
+
+}  // namespace
+}  // namespace tfo::TFO_ISA
+
+#endif  // TFO_CC_CORE_ATTENTION_BLOCKS_H_

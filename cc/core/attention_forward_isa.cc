@@ -1,0 +1,211 @@
+// Attention, block by block of keys: what has been summed up of a row's values
+// is scaled down whenever a larger score is found.
+#include "cc/core/attention_blocks.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+// Blocks of queries that share packed keys and values.
+constexpr int64_t kMostBlocks = 16;
+
+template <class T>
+class AttentionForwardWork {
+ public:
+  explicit AttentionForwardWork(const AttentionArgs& args)
+      : args_(args),
+        s_(args.shape),
+        queries_(s_.queries, kBlockQueries),
+        keys_(s_.keys, kBlockKeys) {}
+
+  // False when scratch memory ran out.
+  bool Prepare(const Parallel& parallel, const Scratch& scratch) {
+    // A task takes fewer blocks where there are few heads.
+    const int64_t heads = s_.batch * s_.heads;
+    const int64_t parts = CeilDiv(2 * parallel.num_workers, Max(heads, 1));
+    blocks_ = Min(CeilDiv(queries_.count(), parts), kMostBlocks);
+    const int64_t rows = EvenPart(s_.queries, kBlockQueries);
+    const int64_t columns = EvenPart(s_.keys, kBlockKeys);
+    score_pitch_ = WholePanels<A>(columns);
+    value_pitch_ = WholePanels<A>(s_.value_depth);
+    query_plane_ = rows * BlockPitch<E>(s_.depth);
+    weight_plane_ = rows * score_pitch_ / kElements<E>;
+    const auto prepare = [&](auto& memory, int64_t size) {
+      return memory.Prepare(size, parallel, scratch);
+    };
+    return prepare(packed_keys_, Panels::Size(s_.depth, columns)) &&
+           prepare(packed_values_, Panels::Size(columns, s_.value_depth)) &&
+           prepare(query_rows_, kPlanes<E> * query_plane_) &&
+           (!kApart || prepare(weights_, kPlanes<E> * weight_plane_)) &&
+           prepare(scores_, rows * score_pitch_) &&
+           prepare(sums_, blocks_ * rows * (value_pitch_ + 2));
+  }
+
+  void Run(const Parallel& parallel) {
+    const int64_t parts = CeilDiv(queries_.count(), Max(blocks_, 1));
+    auto task = [&](int64_t index, int worker) {
+      const int64_t part = index % parts;
+      args_.mask.keep != nullptr ? RunTask<true>(index / parts, part, worker)
+                                 : RunTask<false>(index / parts, part, worker);
+    };
+    ParallelFor(parallel, s_.batch * s_.heads * parts,
+                CeilDiv(s_.queries, parts) * s_.keys *
+                    (4 + (s_.depth + s_.value_depth) / kLanes<A>),
+                task);
+  }
+
+ private:
+  using A = Accumulator<T>;
+  using E = Operand<T>;
+  using Panels = BlockPanels<T>;
+  // Whether weights cannot take the place of their scores.
+  static constexpr bool kApart = !std::is_same_v<E, A>;
+
+  // What is known of a task's rows so far.
+  struct Rows {
+    A* largest;
+    A* sum;
+    A* values;  // times sum
+  };
+
+  template <bool kMask>
+  void RunTask(int64_t head, int64_t part, int worker) {
+    const auto k =
+        RowsOfHead(static_cast<const T*>(args_.k), s_, head, s_.keys, s_.depth);
+    const auto v = RowsOfHead(static_cast<const T*>(args_.v), s_, head, s_.keys,
+                              s_.value_depth);
+    const int64_t first = part * blocks_;
+    const int64_t last = Min(queries_.count(), first + blocks_);
+    const int64_t begin = queries_.Begin(first);
+    const int64_t rows = queries_.Begin(last) - begin;
+    A* const memory = sums_[worker];
+    const Rows sums{memory, memory + rows, memory + 2 * rows};
+    for (int64_t i = 0; i < rows; ++i) sums.sum[i] = 0;
+    if (s_.keys == 0) {
+      for (int64_t i = 0; i < rows; ++i) sums.largest[i] = 0, sums.sum[i] = 1;
+      Zero(sums.values, rows * value_pitch_);
+    }
+    for (int64_t block = 0; block < keys_.count(); ++block) {
+      const int64_t key = keys_.Begin(block);
+      Panels keys(packed_keys_[worker]), values(packed_values_[worker]);
+      keys.Pack(k.At(key), k.AsColumns(), s_.depth, keys_.Size(block));
+      values.Pack(v.At(key), v.AsRows(), keys_.Size(block), s_.value_depth);
+      for (int64_t i = first; i < last; ++i) {
+        const int64_t at = queries_.Begin(i) - begin;
+        AddBlock<kMask>(head, i, key, keys, values, worker,
+                        {sums.largest + at, sums.sum + at,
+                         sums.values + at * value_pitch_});
+      }
+    }
+    Finish(head, begin, rows, sums);
+  }
+
+  // Adds the values of a block of keys, the first of which is `key`.
+  template <bool kMask>
+  void AddBlock(int64_t head, int64_t block, int64_t key, const Panels& keys,
+                const Panels& values, int worker, const Rows& sums) {
+    const auto q = RowsOfHead(static_cast<const T*>(args_.q), s_, head,
+                              s_.queries, s_.depth);
+    const int64_t rows = queries_.Size(block), first = queries_.Begin(block);
+    const BlockRows<E> query_rows{{query_rows_[worker], query_plane_},
+                                  BlockPitch<E>(s_.depth)};
+    GatherRows(q.At(first), q.row, rows, s_.depth, query_rows);
+    A* const scores = scores_[worker];
+    MultiplyBlock<true>(query_rows, rows, keys, false, scores, score_pitch_);
+    BlockRows<E> weights{{nullptr, weight_plane_}, score_pitch_ / kElements<E>};
+    if constexpr (kApart) {
+      weights.data.first = weights_[worker];
+    } else {
+      weights.data.first = scores;
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      const std::uint8_t* const keep =
+          kMask ? args_.mask.Row(head * s_.queries + first + i) + key : nullptr;
+      const A before = key > 0 ? sums.largest[i] : -A(__builtin_inf());
+      WeighRow<kMask>(scores + i * score_pitch_, keep, keys.columns(), before,
+                      sums.largest + i, sums.sum + i,
+                      sums.values + i * value_pitch_,
+                      Elements<E>(weights.data + i * weights.pitch));
+    }
+    MultiplyBlock<true>(weights, rows, values, key > 0, sums.values,
+                        value_pitch_);
+  }
+
+  // Turns `n` products into the weights of their keys.
+  template <bool kMask, class To>
+  TFO_INLINE void WeighRow(A* scores, const std::uint8_t* keep, int64_t n,
+                           A before, A* largest, A* sum, A* values,
+                           To weights) const {
+    const Scores<A, kMask> z_of(args_);
+    Vec<A> most = Splat(before);
+    ForColumns<A>(n, [&](int64_t j, auto partial, int m) TFO_INLINE_LAMBDA {
+      Vec<A> z = z_of(scores + j, kMask ? keep + j : nullptr, m);
+      if constexpr (decltype(partial)::value)
+        z = FirstLanes<A>(z, m, MinusInfinity<A>());
+      Store(scores + j, z);
+      most = Larger<A>(z, most);
+    });
+    const Vec<A> top =
+        OverLanes<A>(most, [](Vec<A> a, Vec<A> b)
+                               TFO_INLINE_LAMBDA { return Larger<A>(a, b); });
+    // From nothing but minus infinity itself nothing can be subtracted.
+    const Vec<A> from = top == MinusInfinity<A>() ? Vec<A>{} : top;
+    const Vec<A> total =
+        SumOver<A>(n, [&](int64_t j, auto, int) TFO_INLINE_LAMBDA {
+          const Vec<A> e = ExpOfNegative<T>(Load(scores + j) - from);
+          StoreAs(weights + j, e);
+          return e;
+        });
+    *largest = top[0];
+    if (before == top[0] || *sum == 0) {
+      *sum += total[0];
+      return;
+    }
+    const Vec<A> smaller = ExpOfNegative<T>(Splat(before) - from);
+    *sum = *sum * smaller[0] + total[0];
+    for (int64_t j = 0; j < value_pitch_; j += kLanes<A>)
+      Store(values + j, Load(values + j) * smaller);
+  }
+
+  void Finish(int64_t head, int64_t begin, int64_t rows, const Rows& sums) {
+    const auto y = RowsOfHead(static_cast<T*>(args_.y), s_, head, s_.queries,
+                              s_.value_depth);
+    for (int64_t i = 0; i < rows; ++i) {
+      const A inverse = A(1) / sums.sum[i];
+      T* const to = y.At(begin + i);
+      const A* const values = sums.values + i * value_pitch_;
+      ForColumns<A>(s_.value_depth,
+                    [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
+                      StoreColumns<decltype(partial)::value>(
+                          to + j, Load(values + j) * inverse, n);
+                    });
+      const int64_t row = head * s_.queries + begin + i;
+      static_cast<A*>(args_.largest)[row] = sums.largest[i];
+      static_cast<A*>(args_.inverse_sum)[row] = inverse;
+    }
+  }
+
+  const AttentionArgs& args_;
+  const AttentionShape& s_;
+  const EvenParts queries_, keys_;
+  int64_t blocks_ = 1;  // of queries, in a task
+  int64_t score_pitch_ = 0, value_pitch_ = 0;
+  int64_t query_plane_ = 0, weight_plane_ = 0;
+  OfWorkers<E> packed_keys_, packed_values_, query_rows_, weights_;
+  OfWorkers<A> scores_, sums_;
+};
+
+}  // namespace
+
+AttentionForwardFunction AttentionForward;
+
+bool AttentionForward(const AttentionArgs& args, const Parallel& parallel,
+                      const Scratch& scratch) {
+  return WithStorage(args.shape.dtype, [&](auto storage) {
+    AttentionForwardWork<typename decltype(storage)::type> work(args);
+    if (!work.Prepare(parallel, scratch)) return false;
+    work.Run(parallel);
+    return true;
+  });
+}
+
+}  // namespace tfo::TFO_ISA

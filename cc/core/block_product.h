@@ -1,0 +1,122 @@
+// Products of blocks that a cache holds, by the register tile.
+#ifndef TFO_CC_CORE_BLOCK_PRODUCT_H_
+#define TFO_CC_CORE_BLOCK_PRODUCT_H_
+
+#include "cc/core/elementwise.h"
+#include "cc/core/pack.h"
+#include "cc/core/tile.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+// The left factor: operands of its rows, `pitch` from one row to the next; or,
+// where rows lie together, from one of a row's operands to the next.
+template <class E>
+struct BlockRows {
+  OperandsIn<E> data;
+  int64_t pitch;
+};
+
+// Operands between rows of `depth` elements: whole cache lines.
+template <class E>
+TFO_INLINE int64_t BlockPitch(int64_t depth) {
+  return CeilDiv(NumOperands<E>(depth), 16) * 16;
+}
+
+// Gathers rows that lie `stride` apart.
+template <class T, class E>
+void GatherRows(const T* from, int64_t stride, int64_t rows, int64_t depth,
+                const BlockRows<E>& to) {
+  using A = Accumulator<T>;
+  for (int64_t i = 0; i < rows; ++i, from += stride) {
+    const auto elements = Elements<E>(to.data + i * to.pitch);
+    ForColumns<A>(depth, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
+      constexpr bool kPartial = decltype(partial)::value;
+      const Vec<A> v = LoadColumns<kPartial>(from + j, n);
+      if constexpr (kPartial) {
+        StoreAsPartial(elements + j, v, n);
+      } else {
+        StoreAs(elements + j, v);
+      }
+    });
+    if (depth % kElements<E> != 0)
+      StoreAsPartial(elements + depth, Vec<A>{}, 1);
+  }
+}
+
+// The right factor, in panels.
+template <class T>
+class BlockPanels {
+ public:
+  using E = Operand<T>;
+
+  static int64_t Size(int64_t rows, int64_t columns) {
+    return PackedSize<T>(NumOperands<E>(rows), columns);
+  }
+
+  explicit BlockPanels(E* memory) : data_{memory, 0} {}
+
+  void Pack(const T* from, const FilterMap& map, int64_t rows,
+            int64_t columns) {
+    constexpr int64_t kWidth = kTileColumns<Accumulator<T>>;
+    depth_ = NumOperands<E>(rows);
+    columns_ = columns;
+    data_.plane = PackedPlane<T>(depth_, columns);
+    PackPanels<T, E>(from, map, rows, columns, panel_stride(), data_);
+    Zero(data_.first + kPlanes<E> * data_.plane, kRowsBehind<E> * kWidth);
+  }
+
+  int64_t panel_stride() const { return depth_ * kTileColumns<Accumulator<T>>; }
+  int64_t depth() const { return depth_; }
+  int64_t columns() const { return columns_; }
+  OperandsIn<E> data() const { return data_; }
+
+ private:
+  OperandsIn<E> data_;
+  int64_t depth_ = 0, columns_ = 0;
+};
+
+// c = a * b, or c += a * b. c has room for whole panels.
+template <bool kContiguousK, class T>
+void MultiplyBlock(const BlockRows<Operand<T>>& a, int64_t rows,
+                   const BlockPanels<T>& b, bool add, Accumulator<T>* c,
+                   int64_t c_stride) {
+  using E = Operand<T>;
+  constexpr int64_t kWidth = kTileColumns<Accumulator<T>>;
+  int64_t row_offset[kTileRows<E>];
+  for (int i = 0; i < kTileRows<E>; ++i) row_offset[i] = i * a.pitch;
+  PrefetchList prefetch;
+  const Segment segment{0, b.depth()};
+  const EvenParts parts(rows, kTileRows<E>);
+  for (int64_t part = 0; part < parts.count(); ++part) {
+    const int64_t row = parts.Begin(part);
+    for (int64_t column = 0; column < b.columns();) {
+      const int64_t rest = b.columns() - column;
+      Accumulator<T>* const to = c + row * c_stride + column;
+      TileOperands<E> tile{a.data.first + row * (kContiguousK ? a.pitch : 1),
+                           row_offset,
+                           a.pitch,
+                           &segment,
+                           1,
+                           b.data().first + column * b.depth(),
+                           kWidth,
+                           add ? to : nullptr,
+                           c_stride,
+                           to,
+                           c_stride,
+                           &prefetch};
+      tile.a_plane = a.data.plane;
+      tile.b_plane = b.data().plane;
+      tile.b_goes_on = true;
+      tile.JoinPanels(rest, b.panel_stride());
+      RunTile<E, kContiguousK>(static_cast<int>(parts.Size(part)),
+                               static_cast<int>(Min(rest, kWidth)), tile);
+      column += tile.num_panels * kWidth;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tfo::TFO_ISA
+
+#endif  // TFO_CC_CORE_BLOCK_PRODUCT_H_

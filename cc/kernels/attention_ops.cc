@@ -1,0 +1,164 @@
+// The kernels of Attention and AttentionGrad on the CPU.
+#include "cc/core/attention.h"
+#include "cc/core/dispatch.h"
+#include "cc/kernels/decimals.h"
+#include "cc/kernels/softmax_mask.h"
+
+namespace tf_fused_ops {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+template <class T>
+class AttentionBase : public tensorflow::OpKernel {
+ public:
+  explicit AttentionBase(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    int num_masks;
+    float scale, masked;
+    OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_masks", &num_masks));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("scale", &scale));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("masked", &masked));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("heads_first", &heads_first_));
+    scale_ = AsWritten(scale);
+    masked_ = AsWritten(masked);
+  }
+
+  void Compute(OpKernelContext* ctx) final { OP_REQUIRES_OK(ctx, Run(ctx)); }
+
+ protected:
+  virtual absl::Status Run(OpKernelContext* ctx) const = 0;
+
+  // What the op's inputs say; the shapes of y and of what is kept of the rows
+  // of scores.
+  absl::Status ReadInputs(OpKernelContext* ctx, const Tensor& q,
+                          const Tensor& k, const Tensor& v,
+                          tfo::AttentionArgs* args, TensorShape* y,
+                          TensorShape* rows) const {
+    const int rank = q.dims(), sequence = heads_first_ ? rank - 2 : 1;
+    if (heads_first_ ? rank < 2 : rank != 4) {
+      return Invalid("query must have rank ", heads_first_ ? "at least 2" : "4",
+                     ", got shape ", q.shape().DebugString());
+    }
+    TensorShape like_q = q.shape();
+    if (k.dims() == rank) like_q.set_dim(sequence, k.dim_size(sequence));
+    TF_RETURN_IF_ERROR(CheckShape("key", k, "query with a number of keys", like_q));
+    TensorShape like_k = like_q;
+    if (v.dims() == rank) like_k.set_dim(rank - 1, v.dim_size(rank - 1));
+    TF_RETURN_IF_ERROR(CheckShape("value", v, "key with a depth of its own", like_k));
+    *y = like_k;
+    y->set_dim(sequence, q.dim_size(sequence));
+    TensorShape scores = q.shape();
+    scores.set_dim(rank - 1, k.dim_size(sequence));
+    if (!heads_first_) {
+      scores.set_dim(1, q.dim_size(2));
+      scores.set_dim(2, q.dim_size(1));
+    }
+    *rows = scores;
+    rows->RemoveLastDims(1);
+    *args = {};
+    tfo::AttentionShape& s = args->shape;
+    s.dtype = kDType<T>;
+    s.heads = heads_first_ ? 1 : q.dim_size(2);
+    s.batch = 1;
+    for (int i = 0; i < (heads_first_ ? rank - 2 : 1); ++i)
+      s.batch *= q.dim_size(i);
+    s.queries = q.dim_size(sequence);
+    s.keys = k.dim_size(sequence);
+    s.depth = q.dim_size(rank - 1);
+    s.value_depth = v.dim_size(rank - 1);
+    args->scale = scale_;
+    args->masked = masked_;
+    args->q = q.data();
+    args->k = k.data();
+    args->v = v.data();
+    return MaskOf(ctx, "the scores", scores, &args->mask);
+  }
+
+ private:
+  double scale_, masked_;
+  bool heads_first_;
+};
+
+template <class T>
+class AttentionOp : public AttentionBase<T> {
+ public:
+  using AttentionBase<T>::AttentionBase;
+
+ private:
+  absl::Status Run(OpKernelContext* ctx) const override {
+    tfo::AttentionArgs args;
+    TensorShape y, rows;
+    TF_RETURN_IF_ERROR(this->ReadInputs(ctx, ctx->input(0), ctx->input(1),
+                                        ctx->input(2), &args, &y, &rows));
+    TF_RETURN_IF_ERROR(Output(ctx, {}, 0, y, &args.y));
+    TF_RETURN_IF_ERROR(Output(ctx, {}, 1, rows, &args.largest));
+    TF_RETURN_IF_ERROR(Output(ctx, {}, 2, rows, &args.inverse_sum));
+    ScratchOwner scratch(ctx);
+    return tfo::ActiveKernels().attention_forward(args, ParallelOf(ctx),
+                                                  scratch.scratch())
+               ? absl::OkStatus()
+               : OutOfScratch();
+  }
+};
+
+template <class T>
+class AttentionGradOp : public AttentionBase<T> {
+ public:
+  using AttentionBase<T>::AttentionBase;
+
+ private:
+  absl::Status Run(OpKernelContext* ctx) const override {
+    const Tensor& dy = ctx->input(0);
+    const Tensor& y = ctx->input(4);
+    const Tensor& largest = ctx->input(5);
+    const Tensor& inverse_sum = ctx->input(6);
+    tfo::AttentionGradientArgs args{};
+    tfo::AttentionArgs& forward = args.forward;
+    TensorShape output, rows;
+    TF_RETURN_IF_ERROR(this->ReadInputs(ctx, ctx->input(1), ctx->input(2),
+                                        ctx->input(3), &forward, &output,
+                                        &rows));
+    TF_RETURN_IF_ERROR(CheckShape("dy", dy, "the output", output));
+    TF_RETURN_IF_ERROR(CheckShape("y", y, "the output", output));
+    const char* const what = "the rows of scores";
+    TF_RETURN_IF_ERROR(CheckShape("largest", largest, what, rows));
+    TF_RETURN_IF_ERROR(CheckShape("inverse_sum", inverse_sum, what, rows));
+    forward.y = y.data();
+    forward.largest = largest.data();
+    forward.inverse_sum = inverse_sum.data();
+    args.dy = dy.data();
+    void** const grads[] = {&args.q_grad, &args.k_grad, &args.v_grad};
+    for (int i = 0; i < 3; ++i) {
+      TF_RETURN_IF_ERROR(
+          Output(ctx, {}, i, ctx->input(i + 1).shape(), grads[i]));
+    }
+    ScratchOwner scratch(ctx);
+    return tfo::ActiveKernels().attention_gradient(args, ParallelOf(ctx),
+                                                   scratch.scratch())
+               ? absl::OkStatus()
+               : OutOfScratch();
+  }
+};
+
+#define TFO_REGISTER_ATTENTION(T, U)                          \
+  REGISTER_KERNEL_BUILDER(Name("TfFusedOps>Attention")        \
+                              .Device(tensorflow::DEVICE_CPU) \
+                              .TypeConstraint<T>("T")         \
+                              .TypeConstraint<U>("U"),        \
+                          AttentionOp<T>);                    \
+  REGISTER_KERNEL_BUILDER(Name("TfFusedOps>AttentionGrad")    \
+                              .Device(tensorflow::DEVICE_CPU) \
+                              .TypeConstraint<T>("T")         \
+                              .TypeConstraint<U>("U"),        \
+                          AttentionGradOp<T>)
+
+TFO_REGISTER_ATTENTION(Eigen::half, float);
+TFO_REGISTER_ATTENTION(tensorflow::bfloat16, float);
+TFO_REGISTER_ATTENTION(float, float);
+TFO_REGISTER_ATTENTION(double, double);
+
+}  // namespace
+}  // namespace tf_fused_ops

@@ -1,0 +1,141 @@
+// Attention and its gradient.
+#include "cc/ops/softmax_mask.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace tf_fused_ops {
+namespace {
+
+// The shapes of y and of what is kept of the rows of scores, from those of q,
+// k, v and the mask, input `mask` if there is one.
+absl::Status AttentionShapes(InferenceContext* c, ShapeHandle q, ShapeHandle k,
+                             ShapeHandle v, int mask, ShapeHandle* y,
+                             ShapeHandle* rows) {
+  bool heads_first;
+  int num_masks;
+  TF_RETURN_IF_ERROR(c->GetAttr("heads_first", &heads_first));
+  TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_masks", &num_masks));
+  TF_RETURN_IF_ERROR(CheckStatisticsType(c, "largest", "a query"));
+  *y = *rows = c->UnknownShape();
+  for (auto [name, x] : {std::pair("query", &q), {"key", &k}, {"value", &v}}) {
+    TF_RETURN_IF_ERROR(RequireRank(c, name, heads_first ? 2 : 4,
+                                   heads_first ? kAnyRank : 4, x));
+    if (!c->RankKnown(*x)) return absl::OkStatus();
+  }
+  const int rank = c->Rank(q), sequence = heads_first ? rank - 2 : 1;
+  TF_RETURN_IF_ERROR(RequireRank(c, "key", rank, rank, &k));
+  TF_RETURN_IF_ERROR(RequireRank(c, "value", rank, rank, &v));
+  ShapeHandle like_q, like_k;
+  TF_RETURN_IF_ERROR(c->ReplaceDim(q, sequence, c->Dim(k, sequence), &like_q));
+  TF_RETURN_IF_ERROR(MergeNamed(c, "key", k, "query with a number of keys", &like_q));
+  TF_RETURN_IF_ERROR(c->ReplaceDim(like_q, -1, c->Dim(v, -1), &like_k));
+  TF_RETURN_IF_ERROR(
+      MergeNamed(c, "value", v, "key with a depth of its own", &like_k));
+  TF_RETURN_IF_ERROR(c->ReplaceDim(like_k, sequence, c->Dim(q, sequence), y));
+  std::vector<DimensionHandle> sizes;
+  for (int i = 0; i + 1 < rank; ++i) sizes.push_back(c->Dim(*y, i));
+  if (!heads_first) std::swap(sizes[1], sizes[2]);
+  *rows = c->MakeShape(sizes);
+  if (num_masks == 0) return absl::OkStatus();
+  sizes.push_back(c->Dim(like_k, sequence));
+  return CheckMaskShape(c, "the scores", c->input(mask), c->MakeShape(sizes));
+}
+
+absl::Status AttentionShape(InferenceContext* c) {
+  ShapeHandle y, rows;
+  TF_RETURN_IF_ERROR(
+      AttentionShapes(c, c->input(0), c->input(1), c->input(2), 3, &y, &rows));
+  c->set_output(0, y);
+  c->set_output(1, rows);
+  c->set_output(2, rows);
+  return absl::OkStatus();
+}
+
+absl::Status AttentionGradShape(InferenceContext* c) {
+  ShapeHandle y, rows;
+  TF_RETURN_IF_ERROR(
+      AttentionShapes(c, c->input(1), c->input(2), c->input(3), 7, &y, &rows));
+  TF_RETURN_IF_ERROR(MergeNamed(c, "dy", c->input(0), "the output", &y));
+  TF_RETURN_IF_ERROR(MergeNamed(c, "y", c->input(4), "the output", &y));
+  for (const auto& [name, index] :
+       {std::pair("largest", 5), {"inverse_sum", 6}}) {
+    TF_RETURN_IF_ERROR(
+        MergeNamed(c, name, c->input(index), "the rows of scores", &rows));
+  }
+  for (int i = 0; i < 3; ++i) c->set_output(i, c->input(i + 1));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+REGISTER_OP("TfFusedOps>Attention")
+    .Input("query: T")
+    .Input("key: T")
+    .Input("value: T")
+    .Input("mask: num_masks * bool")
+    .Output("y: T")
+    .Output("largest: U")
+    .Output("inverse_sum: U")
+    .Attr("T: {half, bfloat16, float, double}")
+    .Attr("U: {float, double} = DT_FLOAT")
+    .Attr("num_masks: int >= 0 = 0")
+    .Attr("scale: float = 1.0")
+    .Attr("masked: float = -3e38")
+    .Attr("heads_first: bool = false")
+    .SetShapeFn(AttentionShape)
+    .Doc(R"doc(
+Computes softmax(z) value in one op, where z is query key^T * scale if the mask is true,
+otherwise `masked`, without z in memory.
+
+query: [batch, queries, heads, depth].
+key: [batch, keys, heads, depth].
+value: [batch, keys, heads, value_depth].
+mask: of as many keys, otherwise broadcast to the scores, [batch, heads,
+  queries, keys]; empty for one that is true everywhere.
+y: [batch, queries, heads, value_depth].
+largest: [batch, heads, queries], the largest z of each query.
+inverse_sum: [batch, heads, queries], 1 / the sum of e^(z - largest) over the
+  keys.
+U: double where T is double, otherwise float.
+scale: as written in decimals: 0.1 is that also where T is double; so is
+  `masked`.
+masked: what z is where the mask is false.
+heads_first: query is [..., queries, depth], key [..., keys, depth], value
+  [..., keys, value_depth], y [..., queries, value_depth], scores [..., queries, keys].
+)doc");
+
+REGISTER_OP("TfFusedOps>AttentionGrad")
+    .Input("dy: T")
+    .Input("query: T")
+    .Input("key: T")
+    .Input("value: T")
+    .Input("y: T")
+    .Input("largest: U")
+    .Input("inverse_sum: U")
+    .Input("mask: num_masks * bool")
+    .Output("query_grad: T")
+    .Output("key_grad: T")
+    .Output("value_grad: T")
+    .Attr("T: {half, bfloat16, float, double}")
+    .Attr("U: {float, double}")
+    .Attr("num_masks: int >= 0 = 0")
+    .Attr("scale: float = 1.0")
+    .Attr("masked: float = -3e38")
+    .Attr("heads_first: bool = false")
+    .SetShapeFn(AttentionGradShape)
+    .Doc(R"doc(
+Computes the gradient of Attention in one op; the scores are computed again.
+
+dy: the gradient of y.
+query: the forward op's query.
+key: the forward op's key.
+value: the forward op's value.
+y: the forward op's y.
+largest: the forward op's largest.
+inverse_sum: the forward op's inverse_sum.
+mask: the forward op's mask.
+scale: the forward op's scale.
+masked: the forward op's masked.
+heads_first: the forward op's heads_first.
+)doc");
+
+}  // namespace tf_fused_ops

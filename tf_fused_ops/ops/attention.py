@@ -1,0 +1,102 @@
+"""Attention as one op, and its gradients."""
+
+import tensorflow as tf
+
+from tf_fused_ops._library import ops
+from tf_fused_ops.ops import _arguments, _decimals, _gradient, reference
+
+_ATTRIBUTES = ("scale", "masked", "heads_first")
+
+
+def attention(
+    query, key, value, mask=None, scale=None, masked=-3e38, heads_first=False, name=None
+):
+    """Computes softmax(query key^T * scale) value in one op, without the scores in memory.
+
+    The gradient keeps the arguments, the result and two numbers for each query of a head, and
+    computes the scores again, block by block. On CPUs.
+
+    Args:
+        query: Tensor [batch, queries, heads, depth]; float16, bfloat16, float32 or float64.
+        key: Tensor [batch, keys, heads, depth].
+        value: Tensor [batch, keys, heads, value_depth].
+        mask: Boolean tensor, of as many keys and otherwise broadcast to the scores, [batch, heads,
+            queries, keys]; None for one that is true everywhere.
+        scale: A Python number; None for 1 / sqrt(depth).
+        masked: What takes the place of a scaled score where the mask is false, a Python number, of
+            at most float32's range and, for float64, six digits. Where it is as small as by
+            default, such a key does not count, and all count alike where the mask is false for all.
+        heads_first: Whether the tensors are [..., queries, depth], [..., keys, depth] and [...,
+            keys, value_depth] instead, and scores [..., queries, keys].
+        name: A name for the operation.
+
+    Returns:
+        Tensor [batch, queries, heads, value_depth], or [..., queries, value_depth], of the query's
+        dtype.
+
+    Raises:
+        ValueError: An argument does not fit, as far as that is known before running.
+        tf.errors.InvalidArgumentError: An argument does not fit.
+    """
+    query = _arguments.tensor("query", query)
+    key = _arguments.tensor_like("key", key, query.dtype, "query")
+    value = _arguments.tensor_like("value", value, query.dtype, "query")
+    if scale is None:
+        depth = None if query.shape.rank in (None, 0) else query.shape[-1]
+        if not depth:
+            raise ValueError(f"scale must be given for a query of shape {query.shape}")
+        scale = depth**-0.5
+    scale, masked = _arguments.number("scale", scale), _arguments.number("masked", masked)
+    double = query.dtype == tf.float64
+    if double:
+        if not _decimals.survives(masked):
+            raise ValueError(f"masked has more digits than an attribute of the op; got {masked}")
+        if not _decimals.survives(scale):
+            query, scale = query * scale, 1.0
+    y, _, _ = ops.tf_fused_ops_attention(
+        query=query,
+        key=key,
+        value=value,
+        mask=_arguments.optional("mask", mask, tf.bool, "query"),
+        U=tf.float64 if double else tf.float32,
+        scale=scale,
+        masked=masked,
+        heads_first=bool(heads_first),
+        name=name,
+    )
+    return y
+
+
+@tf.RegisterGradient("TfFusedOps>Attention")
+def _attention_gradient(op, dy, dlargest, dinverse_sum):
+    attributes = _gradient.attributes(op, *_ATTRIBUTES)
+    if not (_gradient.is_zero(dlargest) and _gradient.is_zero(dinverse_sum)):
+
+        def stock(*inputs):
+            return reference.attention(*inputs, **attributes)
+
+        return _gradient.differentiate(stock, op, [dy, dlargest, dinverse_sum])
+    query, key, value, *mask = op.inputs
+    gradients = ops.tf_fused_ops_attention_grad(
+        dy=dy,
+        query=query,
+        key=key,
+        value=value,
+        y=op.outputs[0],
+        largest=op.outputs[1],
+        inverse_sum=op.outputs[2],
+        mask=mask,
+        **attributes,
+    )
+    return [*gradients, *(None for _ in mask)]
+
+
+@tf.RegisterGradient("TfFusedOps>AttentionGrad")
+def _attention_grad_gradient(op, *gradients):
+    attributes = _gradient.attributes(op, *_ATTRIBUTES)
+
+    # What the forward op kept follows from its arguments.
+    def stock(dy, query, key, value, y, largest, inverse_sum, *mask):
+        return reference.attention_grad(dy, query, key, value, *mask, **attributes)
+
+    return _gradient.differentiate(stock, op, gradients)
