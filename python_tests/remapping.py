@@ -18,6 +18,7 @@ FUSED = {
     "MaxPool": "TfFusedOps>MaxPoolAct",
     "group norm": "TfFusedOps>GroupNormAct",
     "layer norm": "TfFusedOps>LayerNorm",
+    "attention": "TfFusedOps>Attention",
     "softmax": "TfFusedOps>Softmax",
     "activation": "TfFusedOps>Act",
 }

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_fused_ops import _library
 from tf_fused_ops.ops import (
     act,
+    attention,
     batch_norm_act,
     conv2d_bias_act,
     group_norm_act,
@@ -26,6 +27,7 @@ BATCH_NORM = {"x": (2, 5, 3), **dict.fromkeys(("scale", "offset", "mean", "varia
 LAYER_NORM = {"x": (2, 5, 3), "scale": (3,), "offset": (3,)}
 GROUP_NORM = {"x": (2, 5, 6), "scale": (6,), "offset": (6,)}
 SOFTMAX = {"x": (2, 5, 3)}
+ATTENTION = {"query": (2, 5, 3, 4), "key": (2, 6, 3, 4), "value": (2, 6, 3, 7)}
 OPS = {
     "act": (act, {"x": (2, 5)}),
     "conv": (conv2d_bias_act, CONV),
@@ -34,6 +36,11 @@ OPS = {
     "layer_norm": (layer_norm, LAYER_NORM),
     "group_norm": (functools.partial(group_norm_act, groups=3), GROUP_NORM),
     "softmax": (softmax, SOFTMAX),
+    "attention": (attention, ATTENTION),
+    "masked_attention": (
+        lambda query, key, value, mask: attention(query, key, value, mask > 0),
+        ATTENTION | {"mask": (2, 1, 5, 6)},
+    ),
     "masked_softmax": (lambda x, mask: softmax(x, mask > 0), SOFTMAX | {"mask": (2, 1, 3)}),
 }
 
@@ -93,6 +100,14 @@ WRONG_SHAPES = [
     ("masked_softmax", {"x": (3,)}, "mask"),
     *[("masked_softmax", {"mask": v}, "mask") for v in ((), (1,), (2,), (3, 3), (2, 5, 1))],
     ("masked_softmax", {"mask": (1, 2, 5, 3)}, "mask"),
+    *[("attention", {"query": v}, "query") for v in ((), (4,), (2, 5, 4), (1, 2, 5, 3, 4))],
+    ("attention", {"query": (3, 5, 3, 4)}, "key"),
+    ("attention", {"query": (2, 5, 3, 0)}, "key"),
+    *[("attention", {"key": v}, "key") for v in ((), (2, 6, 3), (2, 6, 1, 4), (2, 6, 3, 5))],
+    *[("attention", {"value": v}, "value") for v in ((), (6, 7), (2, 5, 3, 7), (1, 6, 3, 7))],
+    ("attention", {"heads_first": True}, "key"),
+    *[("masked_attention", {"mask": v}, "mask") for v in ((), (1,), (5, 1), (5, 3, 6, 6))],
+    ("masked_attention", {"mask": (1, 2, 1, 5, 6)}, "mask"),
     ("batch_norm", {"x": (3,)}, "x"),
     ("batch_norm", {"x": (1, 1, 1, 1, 1, 3)}, "x"),
     ("batch_norm", {"x": (2, 5, 4)}, "scale"),
@@ -131,6 +146,7 @@ WRONG_ATTRIBUTES = [
     *[(op, {"data_format": "NHCW"}, "data_format") for op in ("conv", "batch_norm", "group_norm")],
     *[("group_norm", {"groups": v}, "groups") for v in (2**40, "two", 1.5, None)],
     *[("softmax", {name: v}, name) for name in ("scale", "masked") for v in ("two", None)],
+    *[("attention", {name: "two"}, name) for name in ("scale", "masked")],
 ]
 WRONG_DTYPES = [
     ("act", {"x": tf.int32}, "x"),
@@ -147,6 +163,9 @@ WRONG_DTYPES = [
     ("matmul", {"bias": tf.float64}, "bias"),
     ("group_norm", {"x": tf.int32}, "x"),
     ("softmax", {"x": tf.int32}, "x"),
+    ("attention", {"query": tf.int32}, "query"),
+    ("attention", {"key": tf.float64}, "key"),
+    ("attention", {"value": tf.float16}, "value"),
     ("group_norm", {"scale": tf.float64}, "scale"),
     ("group_norm", {"offset": tf.float16}, "offset"),
     ("batch_norm", {"x": tf.bool}, "x"),
@@ -266,6 +285,13 @@ RAW |= {
     },
     "softmax": SOFTMAX | {"mask": []},
     "softmax_grad": {**dict.fromkeys(("dy", "y"), (2, 5, 3)), "mask": []},
+    "attention": ATTENTION | {"mask": []},
+    "attention_grad": {
+        **ATTENTION,
+        **dict.fromkeys(("dy", "y"), (2, 5, 3, 7)),
+        **dict.fromkeys(("largest", "inverse_sum"), (2, 3, 5)),
+        "mask": [],
+    },
     "batch_norm_moments": {"x": (2, 5, 3)},
     "batch_norm_apply": {**BATCH_NORM, "moments": (2, 3, 3), "side_input": []},
     "batch_norm_grad_sums": RAW["batch_norm_act_grad"],
@@ -313,6 +339,12 @@ WRONG_RAW_CALLS = [
     ("softmax", {"x": ()}, "x"),
     ("softmax_grad", {"dy": (2, 5, 1)}, "dy"),
     ("softmax_grad", {"dy": (), "y": ()}, "y"),
+    ("attention", {"query": (5, 4), "key": (6, 4), "value": (6, 7)}, "query"),
+    ("attention_grad", {"dy": (2, 5, 3, 4)}, "dy"),
+    ("attention_grad", {"y": (2, 6, 3, 7)}, "y"),
+    ("attention_grad", {"key": (2, 6, 3, 3)}, "key"),
+    ("attention_grad", {"largest": (2, 5, 3)}, "largest"),
+    ("attention_grad", {"inverse_sum": ()}, "inverse_sum"),
     ("layer_norm_grad", {"dy": (2, 5, 1)}, "dy"),
     ("layer_norm_grad", {"dy": (10, 3)}, "dy"),
     ("layer_norm_grad", {"scale": (1,)}, "scale"),

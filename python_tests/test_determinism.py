@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 from tf_fused_ops import _library
 from tf_fused_ops.ops import (
-    act, batch_norm_act, conv2d_bias_act, group_norm_act, layer_norm, matmul_bias_act,
-    softmax,
+    act, attention, batch_norm_act, conv2d_bias_act, group_norm_act, layer_norm,
+    matmul_bias_act, softmax,
 )
 
 rng = np.random.default_rng(0)
@@ -63,6 +63,12 @@ for dtype in ("float32", "bfloat16"):
         layer_norm, tensor(dtype, 5, 301, 203), tensor("float32", 203), tensor("float32", 203)
     )
     show(lambda x: softmax(x, x[:, :1, :1] > 0, 0.125), tensor(dtype, 3, 8, 67, 67))
+    # Heads whose keys are divided among tasks, and several blocks of queries and keys.
+    for batch, heads in ((1, 2), (4, 5)):
+        show(
+            lambda query, key, value: attention(query, key, value, key[:, None, None, :, 0, 0] > 0),
+            *(tensor(dtype, batch, length, heads, 33) for length in (197, 601, 601)),
+        )
     # Images that are shared among threads, and others.
     for images in (8, 3):
         show(
@@ -82,7 +88,7 @@ for dtype in ("float32", "bfloat16"):
 def test_bitwise_equal_for_any_number_of_threads_and_from_run_to_run(run_python):
     first, *others = (run_python(PROGRAM, *ISAS, threads=threads) for threads in (1, 2, 3))
     lines = [line.split() for line in first.splitlines()]
-    assert [line[0] for line in lines] == ISAS * 32
+    assert [line[0] for line in lines] == ISAS * 34
     assert all(len(line) == 2 for line in lines), first
     for other in others:
         assert other == first

@@ -51,9 +51,14 @@ SHAPES = {
     "group_norm": [(2, 5, 4, 6), (6,), (6,)],
     "layer_norm": [(2, 5, 6), (6,), (6,)],
     "rms_norm": [(2, 5, 6), (6,), (6,)],
+    "attention": [(2, 5, 3, 4), (2, 6, 3, 4), (2, 6, 3, 7)],
     "softmax": [(2, 5, 6)],
 }
 DECOMPOSED = {"epsilon": 1e-3, "scaled": True, "centered": True, "reshaped": False, "half": None}
+SOFTMAX = {
+    **{"scaled": "Mul", "scale": 0.125, "half": None},
+    **dict.fromkeys(("masked", "filled", "zeroed"), False),
+}
 MOMENTS = DECOMPOSED | {"form": "moments", "scaled_first": False}
 VARIANTS = {
     "moments_batch_norm": DECOMPOSED | {"axes": [0, 1, 2]},
@@ -62,7 +67,14 @@ VARIANTS = {
     "group_norm": MOMENTS | {"axes": [1, 2], "flat": False, "after": False},
     "layer_norm": MOMENTS | {"axes": [-1]},
     "rms_norm": MOMENTS | {"axes": -1, "form": "Square"},
-    "softmax": {"scaled": "Mul", "scale": 0.125, "masked": False, "zeroed": False, "half": None},
+    "softmax": SOFTMAX,
+    "attention": SOFTMAX
+    | {
+        "to_scores": ("Einsum", "bqhd,bkhd->bhqk", False),
+        "to_output": ("Einsum", "bhqk,bkhd->bqhd", False),
+        "heads_first": False,
+        "rank": 4,
+    },
 }
 # Every spelling of every activation is tried alone and after one chain; the others take the first.
 ALL_SPELLINGS = ("act", "matmul_bias")
@@ -74,7 +86,7 @@ ROWS = [
     if rule.family in ALL_SPELLINGS or rule.spelling is rule.activation.spellings[0]
     if rule.family not in JOINING
 ]
-BATCHED = {"x", "input", "a", "side_input"}
+BATCHED = {"x", "input", "a", "side_input", "query", "key", "value"}
 
 
 def row_id(rule):

@@ -15,6 +15,28 @@ namespace {
 // as much.
 constexpr int64_t kBlockQueries = 64, kBlockKeys = 256;
 
+// Even parts of at most `most` queries or keys, each but the last as many as
+// fill whole steps of products whose depth they are.
+template <class E>
+class Blocks {
+ public:
+  Blocks(int64_t total, int64_t most)
+      : total_(total), steps_(CeilDiv(total, kStep), most / kStep) {}
+
+  int64_t count() const { return steps_.count(); }
+  int64_t Begin(int64_t block) const {
+    return Min(steps_.Begin(block) * kStep, total_);
+  }
+  int64_t Size(int64_t block) const { return Begin(block + 1) - Begin(block); }
+  int64_t MostRows() const { return count() == 0 ? 0 : steps_.Size(0) * kStep; }
+
+ private:
+  static constexpr int64_t kStep = kDepthStep<E> * kElements<E>;
+
+  const int64_t total_;
+  const EvenParts steps_;
+};
+
 // The rows of one batch entry and head, `row` elements apart.
 template <class P>
 struct HeadRows {

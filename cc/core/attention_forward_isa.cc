@@ -23,8 +23,8 @@ class AttentionForwardWork {
     const int64_t heads = s_.batch * s_.heads;
     const int64_t parts = CeilDiv(2 * parallel.num_workers, Max(heads, 1));
     blocks_ = Min(CeilDiv(queries_.count(), parts), kMostBlocks);
-    const int64_t rows = EvenPart(s_.queries, kBlockQueries);
-    const int64_t columns = EvenPart(s_.keys, kBlockKeys);
+    const int64_t rows = queries_.MostRows();
+    const int64_t columns = keys_.MostRows();
     score_pitch_ = WholePanels<A>(columns);
     value_pitch_ = WholePanels<A>(s_.value_depth);
     query_plane_ = rows * BlockPitch<E>(s_.depth);
@@ -42,6 +42,7 @@ class AttentionForwardWork {
 
   void Run(const Parallel& parallel) {
     const int64_t parts = CeilDiv(queries_.count(), Max(blocks_, 1));
+    if (parts == 0) return;
     auto task = [&](int64_t index, int worker) {
       const int64_t part = index % parts;
       args_.mask.keep != nullptr ? RunTask<true>(index / parts, part, worker)
@@ -124,17 +125,17 @@ class AttentionForwardWork {
       WeighRow<kMask>(scores + i * score_pitch_, keep, keys.columns(), before,
                       sums.largest + i, sums.sum + i,
                       sums.values + i * value_pitch_,
-                      Elements<E>(weights.data + i * weights.pitch));
+                      weights.data + i * weights.pitch);
     }
     MultiplyBlock<true>(weights, rows, values, key > 0, sums.values,
                         value_pitch_);
   }
 
   // Turns `n` products into the weights of their keys.
-  template <bool kMask, class To>
+  template <bool kMask>
   TFO_INLINE void WeighRow(A* scores, const std::uint8_t* keep, int64_t n,
                            A before, A* largest, A* sum, A* values,
-                           To weights) const {
+                           OperandsIn<E> weights) const {
     const Scores<A, kMask> z_of(args_);
     Vec<A> most = Splat(before);
     ForColumns<A>(n, [&](int64_t j, auto partial, int m) TFO_INLINE_LAMBDA {
@@ -149,12 +150,19 @@ class AttentionForwardWork {
                                TFO_INLINE_LAMBDA { return Larger<A>(a, b); });
     // From nothing but minus infinity itself nothing can be subtracted.
     const Vec<A> from = top == MinusInfinity<A>() ? Vec<A>{} : top;
-    const Vec<A> total =
-        SumOver<A>(n, [&](int64_t j, auto, int) TFO_INLINE_LAMBDA {
-          const Vec<A> e = ExpOfNegative<T>(Load(scores + j) - from);
-          StoreAs(weights + j, e);
-          return e;
-        });
+    Vec<A> total{};
+    for (int64_t j = 0; j < n; j += kVectorElements<E>) {
+      Vec<A> e[kElements<E>];
+#pragma GCC unroll 2
+      for (int i = 0; i < kElements<E>; ++i) {
+        const int64_t at = j + i * kLanes<A>;
+        e[i] = at < n ? ExpOfNegative<T>(Load(scores + at) - from) : Vec<A>{};
+        total += e[i];
+      }
+      StoreOperands<E>(weights + j / kElements<E>, e);
+    }
+    total = OverLanes<A>(
+        total, [](Vec<A> a, Vec<A> b) TFO_INLINE_LAMBDA { return a + b; });
     *largest = top[0];
     if (before == top[0] || *sum == 0) {
       *sum += total[0];
@@ -186,7 +194,7 @@ class AttentionForwardWork {
 
   const AttentionArgs& args_;
   const AttentionShape& s_;
-  const EvenParts queries_, keys_;
+  const Blocks<E> queries_, keys_;
   int64_t blocks_ = 1;  // of queries, in a task
   int64_t score_pitch_ = 0, value_pitch_ = 0;
   int64_t query_plane_ = 0, weight_plane_ = 0;

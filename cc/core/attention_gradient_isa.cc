@@ -27,15 +27,15 @@ class AttentionGradientWork {
 
   // False when scratch memory ran out.
   bool Prepare(const Parallel& parallel, const Scratch& scratch) {
-    const int64_t rows = EvenPart(s_.queries, kBlockQueries);
-    const int64_t columns = EvenPart(s_.keys, kBlockKeys);
+    const int64_t rows = queries_.MostRows();
+    const int64_t columns = keys_.MostRows();
     score_pitch_ = WholePanels<A>(columns);
     depth_pitch_ = WholePanels<A>(s_.depth);
     value_pitch_ = WholePanels<A>(s_.value_depth);
     query_plane_ = rows * BlockPitch<E>(s_.depth);
     dy_plane_ = rows * BlockPitch<E>(s_.value_depth);
     row_plane_ = rows * score_pitch_ / kElements<E>;
-    column_plane_ = NumOperands<E>(rows) * score_pitch_;
+    column_plane_ = WholeSteps<E>(rows) * score_pitch_;
     const auto prepare = [&](auto& memory, int64_t size) {
       return memory.Prepare(size, parallel, scratch);
     };
@@ -198,6 +198,8 @@ class AttentionGradientWork {
     for (int64_t i = 0; i < rows; i += kElements<E>)
       WeighRows<kMask>(head, first, i, Min(rows - i, kElements<E>), key,
                        key_columns.columns(), products, dweights, to, worker);
+    FillUpColumns(to.weight_columns, rows);
+    FillUpColumns(to.dscore_columns, rows);
   }
 
   // Of `count` rows from `row` on, as many as an operand has elements, unless
@@ -221,28 +223,40 @@ class AttentionGradientWork {
       inverse[i] = Splat(static_cast<const A*>(f.inverse_sum)[of_scores]);
       dot[i] = Splat(dots_[worker][query]);
     }
-    ForColumns<A>(n, [&](int64_t j, auto partial, int m) TFO_INLINE_LAMBDA {
-      Vec<A> weights[2]{}, dscores[2]{};
-      for (int i = 0; i < count; ++i) {
-        const int64_t at = (row + i) * score_pitch_ + j;
-        const Vec<A> z = z_of(products + at, kMask ? keep[i] + j : nullptr, m);
-        weights[i] = ExpOfNegative<T>(z - largest[i]) * inverse[i];
-        dscores[i] = weights[i] * (Load(dweights + at) - dot[i]) * z_of.scale;
-        if constexpr (kMask)
-          dscores[i] = Kept<A>(keep[i] + j, m, dscores[i], Vec<A>{});
-        if constexpr (decltype(partial)::value) {
-          weights[i] = FirstLanes<A>(weights[i], m);
-          dscores[i] = FirstLanes<A>(dscores[i], m);
+    // As many vectors as rows.
+    for (int64_t begin = 0; begin < n; begin += kVectorElements<E>) {
+      Vec<A> weights[kRows][kRows]{}, dscores[kRows][kRows]{};
+      for (int c = 0; c < kRows; ++c) {
+        const int64_t j = begin + c * kLanes<A>;
+        const int m = static_cast<int>(Min(n - j, kLanes<A>));
+        for (int i = 0; i < count && m > 0; ++i) {
+          const std::uint8_t* const some = kMask ? keep[i] + j : nullptr;
+          const int64_t at = (row + i) * score_pitch_ + j;
+          const Vec<A> z = z_of(products + at, some, m);
+          const Vec<A> weight = ExpOfNegative<T>(z - largest[i]) * inverse[i];
+          Vec<A> dscore = weight * (Load(dweights + at) - dot[i]) * z_of.scale;
+          if constexpr (kMask) dscore = Kept<A>(some, m, dscore, Vec<A>{});
+          weights[c][i] = FirstLanes<A>(weight, m);
+          dscores[i][c] = FirstLanes<A>(dscore, m);
         }
-        if constexpr (kPairs) {
-          const BlockRows<E>& rows = to.dscore_rows;
-          StoreAs(Elements<E>(rows.data + (row + i) * rows.pitch) + j,
-                  dscores[i]);
+        Vec<A> column[kRows];
+        for (int i = 0; i < kRows; ++i) column[i] = dscores[i][c];
+        StoreColumn(to.weight_columns, row / kRows, j, weights[c]);
+        StoreColumn(to.dscore_columns, row / kRows, j, column);
+      }
+      if constexpr (kPairs) {
+        const BlockRows<E>& rows = to.dscore_rows;
+        for (int i = 0; i < count; ++i) {
+          StoreOperands<E>(rows.data + (row + i) * rows.pitch + begin / kRows,
+                           dscores[i]);
         }
       }
-      StoreColumn(to.weight_columns, row / kRows, j, weights);
-      StoreColumn(to.dscore_columns, row / kRows, j, dscores);
-    });
+    }
+  }
+
+  static void FillUpColumns(const BlockRows<E>& to, int64_t rows) {
+    for (int64_t i = NumOperands<E>(rows); i < WholeSteps<E>(rows); ++i)
+      Zero(to.data + i * to.pitch, to.pitch);
   }
 
   // Operands of the elements of neighbouring queries.
@@ -282,7 +296,7 @@ class AttentionGradientWork {
   const AttentionGradientArgs& args_;
   const AttentionShape& s_;
   const int64_t heads_;
-  const EvenParts queries_, keys_;
+  const Blocks<E> queries_, keys_;
   const EvenParts parts_;  // of blocks of keys, in tasks
   // From one row to the next, of scores and of gradients.
   int64_t score_pitch_ = 0, depth_pitch_ = 0, value_pitch_ = 0;

@@ -17,30 +17,45 @@ struct BlockRows {
   int64_t pitch;
 };
 
+// Operands that a step of the tile takes at once: factors are filled up with
+// zeros to whole steps.
+template <class E>
+constexpr int64_t kDepthStep = kTransposesRows<E> ? 16 : 1;
+
+template <class E>
+TFO_INLINE int64_t WholeSteps(int64_t depth) {
+  return CeilDiv(NumOperands<E>(depth), kDepthStep<E>) * kDepthStep<E>;
+}
+
 // Operands between rows of `depth` elements: whole cache lines.
 template <class E>
 TFO_INLINE int64_t BlockPitch(int64_t depth) {
   return CeilDiv(NumOperands<E>(depth), 16) * 16;
 }
 
+// Elements of as many operands as a vector holds.
+template <class E>
+constexpr int64_t kVectorElements = kElements<E> * kLanes<Accumulator<E>>;
+
+// Operands of vectors that follow each other.
+template <class E>
+TFO_INLINE void StoreOperands(OperandsIn<E> to,
+                              const Vec<Accumulator<E>> (&v)[kElements<E>]) {
+  if constexpr (kElements<E> == 1) {
+    StoreAs<E>(to, {v[0]});
+  } else {
+    StoreAs(Elements<E>(to), v[0], v[1]);
+  }
+}
+
 // Gathers rows that lie `stride` apart.
 template <class T, class E>
 void GatherRows(const T* from, int64_t stride, int64_t rows, int64_t depth,
                 const BlockRows<E>& to) {
-  using A = Accumulator<T>;
   for (int64_t i = 0; i < rows; ++i, from += stride) {
-    const auto elements = Elements<E>(to.data + i * to.pitch);
-    ForColumns<A>(depth, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
-      constexpr bool kPartial = decltype(partial)::value;
-      const Vec<A> v = LoadColumns<kPartial>(from + j, n);
-      if constexpr (kPartial) {
-        StoreAsPartial(elements + j, v, n);
-      } else {
-        StoreAs(elements + j, v);
-      }
-    });
-    if (depth % kElements<E> != 0)
-      StoreAsPartial(elements + depth, Vec<A>{}, 1);
+    const OperandsIn<E> row = to.data + i * to.pitch;
+    for (int64_t j = 0; j < depth; j += kVectorElements<E>)
+      StoreAs<E>(row + j / kElements<E>, LoadColumn<E>(from + j, depth - j));
   }
 }
 
@@ -48,22 +63,26 @@ void GatherRows(const T* from, int64_t stride, int64_t rows, int64_t depth,
 template <class T>
 class BlockPanels {
  public:
+  using A = Accumulator<T>;
   using E = Operand<T>;
 
   static int64_t Size(int64_t rows, int64_t columns) {
-    return PackedSize<T>(NumOperands<E>(rows), columns);
+    return PackedSize<T>(WholeSteps<E>(rows), columns);
   }
 
   explicit BlockPanels(E* memory) : data_{memory, 0} {}
 
   void Pack(const T* from, const FilterMap& map, int64_t rows,
             int64_t columns) {
-    constexpr int64_t kWidth = kTileColumns<Accumulator<T>>;
-    depth_ = NumOperands<E>(rows);
+    constexpr int64_t kWidth = kTileColumns<A>;
+    depth_ = WholeSteps<E>(rows);
     columns_ = columns;
     data_.plane = PackedPlane<T>(depth_, columns);
     PackPanels<T, E>(from, map, rows, columns, panel_stride(), data_);
     Zero(data_.first + kPlanes<E> * data_.plane, kRowsBehind<E> * kWidth);
+    const int64_t filled = NumOperands<E>(rows);
+    for (int64_t p = 0; filled < depth_ && p < NumPanels<A>(columns); ++p)
+      Zero(data_ + (p * depth_ + filled) * kWidth, (depth_ - filled) * kWidth);
   }
 
   int64_t panel_stride() const { return depth_ * kTileColumns<Accumulator<T>>; }

@@ -8,9 +8,7 @@ from tf_fused_ops.ops import _arguments, _decimals, _gradient, reference
 _ATTRIBUTES = ("scale", "masked", "heads_first")
 
 
-def attention(
-    query, key, value, mask=None, scale=None, masked=-3e38, heads_first=False, name=None
-):
+def attention(query, key, value, mask=None, scale=None, masked=-3e38, heads_first=False, name=None):
     """Computes softmax(query key^T * scale) value in one op, without the scores in memory.
 
     The gradient keeps the arguments, the result and two numbers for each query of a head, and
@@ -41,11 +39,16 @@ def attention(
     query = _arguments.tensor("query", query)
     key = _arguments.tensor_like("key", key, query.dtype, "query")
     value = _arguments.tensor_like("value", value, query.dtype, "query")
+    rank = query.shape.rank
+    if rank is not None and not (rank >= 2 if heads_first else rank == 4):
+        ranks = "2 or more" if heads_first else "4"
+        raise ValueError(f"query must have rank {ranks}; got shape {query.shape}")
     if scale is None:
-        depth = None if query.shape.rank in (None, 0) else query.shape[-1]
-        if not depth:
-            raise ValueError(f"scale must be given for a query of shape {query.shape}")
-        scale = depth**-0.5
+        depth = None if rank is None else query.shape[-1]
+        if depth is None:
+            query *= tf.cast(tf.shape(query)[-1], query.dtype) ** -0.5
+        # Without depth there is nothing to scale.
+        scale = depth**-0.5 if depth else 1.0
     scale, masked = _arguments.number("scale", scale), _arguments.number("masked", masked)
     double = query.dtype == tf.float64
     if double:

@@ -157,15 +157,26 @@ class Candidate:
         offered += [backward.gradients for backward in self.backward]
         return [tensor for tensors in offered for tensor in tensors.values()]
 
+    @functools.cached_property
+    def shape_users(self):
+        """The ops outside that read nothing but the shape of values that the rule tells it of."""
+        if not self.rule.tells_shape:
+            return frozenset()
+        offered = {id(tensor) for tensor in self._offered}
+        inner = [t for op in self.forward_nodes for t in op.outputs if id(t) not in offered]
+        users = {op for tensor in inner for op in self.view.users(tensor)}
+        return frozenset(op for op in users - self._inside if self.view.types[op] == "Shape")
+
     def _leaks(self):
         replaced = {id(tensor) for tensor in self._offered}
+        ours = self._inside | self.shape_users
         for op in self.nodes:
             for tensor in op.outputs:
                 if id(tensor) in replaced:
                     continue
                 if self.view.is_fetched(tensor):
                     return f"{tensor.name} is an output of the graph"
-                user = self.view.user_besides(tensor, self._inside)
+                user = self.view.user_besides(tensor, ours)
                 if user is not None:
                     return f"{tensor.name} is also used by {user.name}"
         return None

@@ -14,7 +14,7 @@ import math
 
 from tensorflow.python.client import pywrap_tf_session
 
-from tf_fused_ops.remapper import attributes, custom_gradients, hiding, reading
+from tf_fused_ops.remapper import attributes, custom_gradients, folding, hiding, reading
 
 
 class GraphView:
@@ -144,9 +144,10 @@ class GraphView:
         return attributes.value(found.attrs[name]) if name in found.attrs else op.get_attr(name)
 
     def constant(self, tensor):
-        """Returns the value of a tensor made by a Const op, as an array, or None."""
+        """Returns the value of a tensor made by a Const op, or of a scalar that is as good as one,
+        as an array, or None."""
         op = tensor.op
-        return self.signature(op).array if self.types[op] == "Const" else None
+        return self.signature(op).array if self.types[op] == "Const" else folding.scalar(tensor)
 
     def remove(self, ops):
         """Takes ops out of the index (not out of the graph)."""

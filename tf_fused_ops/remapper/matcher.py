@@ -310,7 +310,7 @@ class Matcher:
             return op is tensor.op and tensor.value_index == value.port
         if kind is Operand:
             return binding.operands.get(value.name, tensor) is tensor
-        return self._view.types[tensor.op] == "Const"
+        return self._view.types[tensor.op] == "Const" or self._view.constant(tensor) is not None
 
     def _reachable(self, binding, todo):
         """Returns the (node, op) candidates for the missing node that has the fewest; None if no
@@ -369,7 +369,8 @@ class Matcher:
 
     def _unify_literal(self, binding, literal, tensor):
         if self._view.types[tensor.op] != "Const":
-            return False
+            value = self._view.constant(tensor)
+            return value is not None and _differing_value(value, literal.value) is None
         found = self._view.signature(tensor.op)
         if literal not in found.differing:
             found.differing[literal] = _differing_value(found.array, literal.value)

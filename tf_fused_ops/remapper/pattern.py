@@ -287,7 +287,7 @@ def _rescaled(array, sizes):
     result = array.copy()
     for index, number in np.ndenumerate(array):
         # Larger numbers are no sizes, nor infinity.
-        if abs(number) < _MAX_SIZE and number == np.floor(number):
+        if abs(float(number)) < _MAX_SIZE and number == np.floor(number):
             rest, scaled = int(number), 1
             for prime, size in sizes.items():
                 while rest and rest % prime == 0:

@@ -218,6 +218,19 @@ def _group_norm_grad(op):
     return reference.group_norm_act_grad(dy, x, scale, offset, inv_std, **attributes)
 
 
+_ATTENTION = ("scale", "masked", "heads_first")
+
+
+def _attention(op):
+    return reference.attention(*op.inputs, **_attributes(op, _ATTENTION))
+
+
+def _attention_grad(op):
+    # What the forward op kept follows from its arguments.
+    arguments = [*op.inputs[:4], *op.inputs[7:]]
+    return reference.attention_grad(*arguments, **_attributes(op, _ATTENTION))
+
+
 def _softmax(op):
     return [reference.softmax(*op.inputs, **_attributes(op, ["scale", "masked", "zero_masked"]))]
 
@@ -239,6 +252,8 @@ _STOCK = {
     "TfFusedOps>MatMulBiasActGrad": _contraction_grad(reference.matmul_bias_act_grad, _MATMUL),
     "TfFusedOps>MaxPoolAct": _max_pool,
     "TfFusedOps>MaxPoolActGrad": _max_pool_grad,
+    "TfFusedOps>Attention": _attention,
+    "TfFusedOps>AttentionGrad": _attention_grad,
     "TfFusedOps>Softmax": _softmax,
     "TfFusedOps>SoftmaxGrad": _softmax_grad,
     "TfFusedOps>BatchNormAct": _batch_norm,

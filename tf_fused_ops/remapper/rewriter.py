@@ -332,6 +332,11 @@ class _Rewriter:
                 fused = rule.fuse(taken, training=any(wanted))
             else:
                 taken, fused = match, rule.stock_forward(match, candidate.kept)
+        for op in candidate.shape_users:
+            self.view.remove([op])
+            with emission.emitting(op, op.control_inputs):
+                shape = rule.inner_shape(match, op.outputs[0].dtype)
+            self.view.swap([(op.outputs[0], shape)])
         emitted = []
         if candidate.forward:
             self._swap(match.outputs, fused.outputs)

@@ -78,6 +78,7 @@ class Rule(abc.ABC):
             at which backward passes without forward pass are recognized; see `backward_variants`.
         core: What the rule adds its activation or side input to; where that is not found, the rule
             need not be tried.
+        tells_shape: Whether code outside may take the shape of values inside; see `inner_shape`.
         last: Whether the rule gets only what those that are not have left.
     """
 
@@ -92,6 +93,7 @@ class Rule(abc.ABC):
     forward_alone = True
     backward_alone = False
     gradient_ops: ClassVar[dict] = {}
+    tells_shape = False
     last = False
 
     def __init__(self, activation=spellings.NONE, spelling=None, core=None):
@@ -189,6 +191,10 @@ class Rule(abc.ABC):
     def observed(self, nodes, operands, attrs):
         """Returns further attributes, which autodiff depends on, of a forward match."""
         return {}
+
+    def inner_shape(self, match, dtype):
+        """Emits the shape of the values inside a match of a rule that tells it, as a vector."""
+        raise NotImplementedError
 
     def check(self, match):
         """Returns why the fused call would not be equivalent, in words, or None."""

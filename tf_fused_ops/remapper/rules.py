@@ -9,6 +9,7 @@ import collections
 import functools
 
 from tf_fused_ops.remapper import (
+    attention,
     batch_norm,
     conv_batch_norm,
     conv_moments,
@@ -74,6 +75,7 @@ def _table():
     yield convolution.GROUPED
     yield conv_moments.CONV_MOMENTS
     yield max_pool.ReluMaxPool()
+    yield attention.Attention()
     yield softmax.Softmax()
     for root in layer_norm.ROOTS:
         yield layer_norm.LayerNorm(anchor=root)

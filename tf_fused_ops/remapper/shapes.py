@@ -4,6 +4,7 @@
 expression over the axes of other tensors. Equal names mean equal sizes at run time.
 """
 
+import math
 import weakref
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ _SAME_SHAPE = frozenset(
         "Softplus",
         "Erf",
         "AddN",
+        "LogicalNot",
+        "MatrixBandPart",
         "TfFusedOps>Act",
         "TfFusedOps>GroupNormAct",
         "TfFusedOps>LayerNorm",
@@ -33,7 +36,10 @@ _SAME_SHAPE = frozenset(
     }
     | {"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "TfFusedOps>BatchNormAct"}
 )
-_ELEMENTWISE = frozenset({"Add", "AddV2", "Mul", "RealDiv", "Sub", "LogicalAnd", "SelectV2"})
+_ELEMENTWISE = frozenset(
+    {"Add", "AddV2", "Mul", "RealDiv", "Sub", "LogicalAnd", "LogicalOr", "SelectV2"}
+    | {"Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual"}
+)
 _PRODUCT = frozenset({"MatMul", "TfFusedOps>MatMulBiasAct"})
 _WINDOWED = frozenset(
     {"Conv2D", "DepthwiseConv2dNative", "MaxPool", "AvgPool"}
@@ -150,13 +156,23 @@ def _origin(tensor, axis):
         return _Origin([(op.inputs[0], axis)])
     if op.type in _ELEMENTWISE:
         return _broadcast(op.inputs, axis, tensor.shape.rank)
+    if op.type == "Einsum":
+        return _einsum(op, axis)
     if op.type == "IdentityN":
         return _Origin([(op.inputs[tensor.value_index], axis)])
     if op.type in _PRODUCT and axis < tensor.shape.rank - 1:
         inner = axis == tensor.shape.rank - 2 and op.get_attr("transpose_a")
         return _Origin([(op.inputs[0], axis + inner)])
-    if op.type == "Fill" and op.inputs[0].op.type == "Shape":
-        return _Origin([(op.inputs[0].op.inputs[0], axis)])
+    if op.type == "BatchMatMulV2" and axis < tensor.shape.rank - 1:
+        return _product(op, axis, tensor.shape.rank)
+    if op.type == "Reshape":
+        return _reshaped(op, axis)
+    if op.type == "Fill":
+        return _filled(op.inputs[0].op, axis)
+    if op.type in ("ExpandDims", "StridedSlice"):
+        return _indexed(op, axis)
+    if op.type in ("GatherV2", "ResourceGather"):
+        return _gathered(op, axis)
     if op.type in _PADDING:
         paddings = tensor_util.constant_value(op.inputs[1])
         unpadded = paddings is not None and not paddings[axis].any()
@@ -167,6 +183,85 @@ def _origin(tensor, axis):
         return _broadcast(op.inputs[:-1], axis, tensor.shape.rank) if other else _UNKNOWN
     if op.type in _WINDOWED:
         return _windowed(op, axis)
+    return _UNKNOWN
+
+
+def _product(op, axis, rank):
+    """Returns where an axis in front of the columns of a product of batches has its size from."""
+    a, b = op.inputs
+    if axis < rank - 2 and b.shape.rank != 2:
+        return _broadcast(op.inputs, axis, rank)
+    inner = axis == rank - 2 and op.get_attr("adj_x")
+    own = axis - (rank - (a.shape.rank or 0))
+    return _Origin([(a, own + inner)]) if own >= 0 else _UNKNOWN
+
+
+def _reshaped(op, axis):
+    """The one size that is not known, if all others make up as many elements as before."""
+    before, after = op.inputs[0].shape, op.outputs[0].shape
+    if before.rank is None:
+        return _UNKNOWN
+    before, after = before.as_list(), after.as_list()
+    if before.count(None) != 1 or after.count(None) != 1:
+        return _UNKNOWN
+    elements = [math.prod(size for size in sizes if size is not None) for sizes in (before, after)]
+    same = elements[0] == elements[1] != 0
+    return _Origin([(op.inputs[0], before.index(None))]) if same else _UNKNOWN
+
+
+def _gathered(op, axis):
+    """Returns where an axis of rows that indices choose has its size from."""
+    indices = op.inputs[1]
+    along = tensor_util.constant_value(op.inputs[2]) if op.type == "GatherV2" else 0
+    if along != 0 or op.get_attr("batch_dims") or axis >= (indices.shape.rank or 0):
+        return _UNKNOWN
+    return _Origin([(indices, axis)])
+
+
+def _filled(shape, axis):
+    """Returns where an axis of a tensor of a shape has its size from."""
+    if shape.type == "Shape":
+        return _Origin([(shape.inputs[0], axis)])
+    if shape.type != "Pack":
+        return _UNKNOWN
+    size = shape.inputs[axis].op
+    if size.type != "StridedSlice" or size.inputs[0].op.type != "Shape":
+        return _UNKNOWN
+    # What is packed is a scalar: one element of the shape.
+    source, begin = size.inputs[0].op.inputs[0], tensor_util.constant_value(size.inputs[1])
+    if source.shape.rank is None or begin is None:
+        return _UNKNOWN
+    return _Origin([(source, int(begin[0]) % source.shape.rank)])
+
+
+def _indexed(op, axis):
+    """Returns where an axis has its size from behind new axes and whole ones."""
+    source, rank = op.inputs[0], op.outputs[0].shape.rank
+    if source.shape.rank is None:
+        return _UNKNOWN
+    if op.type == "ExpandDims":
+        new = tensor_util.constant_value(op.inputs[1])
+        return _UNKNOWN if new is None else _Origin([(source, axis - (axis > new % rank))])
+    begin_mask, end_mask, new_axes, rest, dropped = (
+        op.get_attr(f"{name}_mask")
+        for name in ("begin", "end", "new_axis", "ellipsis", "shrink_axis")
+    )
+    strides = tensor_util.constant_value(op.inputs[3])
+    if rest or dropped or strides is None:
+        return _UNKNOWN
+    whole = axis >= len(strides) or (begin_mask & end_mask) >> axis & 1 and strides[axis] == 1
+    before = sum(new_axes >> i & 1 for i in range(axis))
+    return _Origin([(source, axis - before)]) if whole else _UNKNOWN
+
+
+def _einsum(op, axis):
+    operands, _, result = op.get_attr("equation").decode().partition("->")
+    if "." in result:
+        return _UNKNOWN
+    # Operands that share a letter have one size there, or the op fails.
+    for letters, tensor in zip(operands.split(","), op.inputs, strict=True):
+        if result[axis] in letters:
+            return _Origin([(tensor, letters.index(result[axis]))])
     return _UNKNOWN
 
 

@@ -13,7 +13,7 @@ from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.rule import Fused, Rule
 
 # By the type of the op that scales: the stock code, and the factor.
-_SCALES = {
+SCALES = {
     "Mul": (lambda x, scale: x * scale, lambda scale: scale),
     "RealDiv": (lambda x, scale: x / scale, lambda scale: 1 / scale if scale else math.inf),
 }
@@ -27,6 +27,7 @@ class Softmax(Rule):
     Variants, by attribute:
         scaled: The type of the op that scales by a constant, or None.
         masked: Whether a mask chooses between that and a constant.
+        filled: Whether that mask is first combined with one that is true everywhere.
         zeroed: Whether the same mask chooses between the result and zero, as Keras's layer has it.
         half: The half precision dtype of x and y, if stock code computes in float32 between them.
     """
@@ -35,20 +36,24 @@ class Softmax(Rule):
     anchor = "Softmax"
     operands: ClassVar = {"x": (), "mask": ()}
     differentiable = ("x",)
-    optional = ("scaled", "masked", "zeroed", "half")
+    optional = ("scaled", "masked", "filled", "zeroed", "half")
     fused_ops = ("TfFusedOps>Softmax", "TfFusedOps>SoftmaxGrad")
+    tells_shape = True
 
     def variants(self, view, anchor):
-        source = _below_cast(anchor.inputs[0].op)
-        masks = [(False, False)]
+        source = below_cast(anchor.inputs[0].op)
+        # masked, filled, zeroed
+        masks = [(False, False, False)]
         if source.type == "SelectV2":
+            filled = (True, False) if _is_filled(source.inputs[0].op) else (False,)
             users = {view.types[op] for op in view.users(anchor.outputs[0])}
-            masks = [(True, True)] * ("SelectV2" in users) + [(True, False), *masks]
-        for (masked, zeroed), half in itertools.product(masks, moments.halves(view, anchor)):
-            scaled = _below_cast(source.inputs[1].op if masked else source)
-            scales = (scaled.type, None) if scaled.type in _SCALES else (None,)
-            for scale in scales:
-                yield {"scaled": scale, "masked": masked, "zeroed": zeroed, "half": half}
+            zeroed = (True, False) if "SelectV2" in users else (False,)
+            masks = [*((True, *form) for form in itertools.product(filled, zeroed)), *masks]
+        for mask, half in itertools.product(masks, moments.halves(view, anchor)):
+            attrs = dict(zip(("masked", "filled", "zeroed"), mask, strict=True)) | {"half": half}
+            scaled = scaled_op(source, attrs)
+            for scale in (scaled.type, None) if scaled.type in SCALES else (None,):
+                yield attrs | {"scaled": scale}
 
     def present(self, attrs):
         return ("x", "mask") if attrs["masked"] else ("x",)
@@ -68,7 +73,9 @@ class Softmax(Rule):
         half = attrs["half"]
         z = tf.cast(x, tf.float32) if half else x
         if attrs["scaled"]:
-            z = _SCALES[attrs["scaled"]][0](z, attrs["scale"])
+            z = SCALES[attrs["scaled"]][0](z, attrs["scale"])
+        if attrs["filled"]:
+            mask = tf.logical_and(tf.ones_like(z, tf.bool), mask)
         if attrs["masked"]:
             z = tf.where(mask, z, attrs["masked_value"])
         y = tf.nn.softmax(z)
@@ -76,13 +83,36 @@ class Softmax(Rule):
             y = tf.where(mask, y, 0.0)
         return {"y": tf.cast(y, half) if half else y}
 
+    def inner_shape(self, match, dtype):
+        return tf.shape(match.operands["x"], dtype)
+
     def check(self, match):
         x, attrs = match.operands["x"], match.attrs
         if attrs["masked"]:
-            reason = _mask_objection(match.operands["mask"], x)
+            sizes = None if x.shape.rank is None else sizes_of(x)
+            reason = self.mask_objection(match.operands["mask"], sizes, x.name)
             if reason:
                 return reason
-        scale = self._scale(attrs)
+        return self.number_objection(attrs, x)
+
+    def mask_objection(self, mask, sizes, x):
+        """Returns why a mask may not be broadcast to sizes, those of what is called `x`, or these
+        to the mask, or None."""
+        if sizes is None or len(sizes) > _MAX_RANK:
+            return f"{x} is not known to have at most {_MAX_RANK} dimensions"
+        rank = mask.shape.rank
+        if rank is None or not 0 < rank <= len(sizes):
+            return f"the rank of mask {mask.name} does not fit {x}"
+        for axis, size in enumerate(sizes[len(sizes) - rank :]):
+            if mask.shape[axis] == 1 and axis < rank - 1:
+                continue
+            if shapes.dimension(mask, axis) != size:
+                return f"mask {mask.name} of shape {mask.shape} may not be broadcast to {x}"
+        return None
+
+    def number_objection(self, attrs, x):
+        """Returns why attributes of the fused op on x are not the numbers of stock code, or None."""
+        scale = self.scale_of(attrs)
         # Neither is NaN a number for the attribute.
         if not abs(scale) <= float(np.finfo(np.float32).max):
             return f"{x.name} is scaled by {scale}"
@@ -100,8 +130,8 @@ class Softmax(Rule):
         outputs = emit(
             self.fused_ops[0],
             match.operands["x"],
-            self._mask(match),
-            scale=self._scale(attrs),
+            self.mask_of(match),
+            scale=self.scale_of(attrs),
             name=match.fused_name(),
             **masked,
         )
@@ -112,8 +142,8 @@ class Softmax(Rule):
             self.fused_ops[1],
             dy,
             *fused.saved,
-            self._mask(match),
-            scale=self._scale(match.attrs),
+            self.mask_of(match),
+            scale=self.scale_of(match.attrs),
             zero_masked=match.attrs["zeroed"],
             name=match.fused_name("_grad"),
         )
@@ -124,32 +154,26 @@ class Softmax(Rule):
         x = match.operands["x"].op.name
         return " + ".join(filter(None, parts)), f"softmax={match.node('Softmax').name} input={x}"
 
-    def _mask(self, match):
+    def mask_of(self, match):
         return [match.operands["mask"]] if match.attrs["masked"] else []
 
-    def _scale(self, attrs):
+    def scale_of(self, attrs):
         """The factor of x."""
-        return _SCALES[attrs["scaled"]][1](float(attrs["scale"])) if attrs["scaled"] else 1.0
+        return SCALES[attrs["scaled"]][1](float(attrs["scale"])) if attrs["scaled"] else 1.0
 
 
-def _below_cast(op):
+def below_cast(op):
     return op.inputs[0].op if op.type == "Cast" else op
 
 
-def _mask_objection(mask, x):
-    """Returns why a mask may not be broadcast to x, or x to the mask, or None."""
-    if x.shape.rank is None or x.shape.rank > _MAX_RANK:
-        return f"{x.name} is not known to have at most {_MAX_RANK} dimensions"
-    if mask.shape.rank is None or not 0 < mask.shape.rank <= x.shape.rank:
-        return f"the rank of mask {mask.name} does not fit {x.name}"
-    first = x.shape.rank - mask.shape.rank
-    for axis in range(mask.shape.rank):
-        last = axis == mask.shape.rank - 1
-        if mask.shape[axis] == 1 and not last:
-            continue
-        if shapes.dimension(mask, axis) != shapes.dimension(x, first + axis):
-            return (
-                f"mask {mask.name} of shape {mask.shape} may not be that of {x.name} of shape "
-                f"{x.shape}"
-            )
-    return None
+def _is_filled(mask):
+    return mask.type == "LogicalAnd" and any(t.op.type == "Fill" for t in mask.inputs)
+
+
+def scaled_op(source, attrs):
+    """Returns the op that may scale, under a mask if there is one."""
+    return below_cast(source.inputs[1].op if attrs["masked"] else source)
+
+
+def sizes_of(tensor):
+    return [shapes.dimension(tensor, axis) for axis in range(tensor.shape.rank)]

@@ -22,11 +22,10 @@ def attention(query, key, value, mask=None, *, scale, masked, heads_first=False)
     z = tf.einsum(to_scores, wide(query), wide(key)) * scale
     if mask is not None:
         z = tf.where(mask, z, tf.constant(masked, z.dtype))
-    largest = tf.reduce_max(z, -1, keepdims=True)
-    exponentials = tf.exp(z - largest)
-    inverse_sum = 1 / tf.reduce_sum(exponentials, -1, keepdims=True)
-    y = tf.einsum(to_output, exponentials * inverse_sum, wide(value))
-    return [tf.cast(y, query.dtype), largest[..., 0], inverse_sum[..., 0]]
+    weights = tf.nn.softmax(z)
+    y = tf.einsum(to_output, weights, wide(value))
+    # The weight of the largest is 1 / the sum.
+    return [tf.cast(y, query.dtype), tf.reduce_max(z, -1), tf.reduce_max(weights, -1)]
 
 
 def attention_grad(dy, query, key, value, mask=None, *, scale, masked, heads_first=False):

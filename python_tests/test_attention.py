@@ -1,0 +1,288 @@
+"""Attention: numbers and gradients of every order, masks, shapes, memory, errors."""
+
+import cases
+import numpy as np
+import pytest
+import tensorflow as tf
+from gradient_problems import assert_all_close, gradients_of, second_order, weights_for
+from hypothesis import given
+from hypothesis import strategies as st
+from tolerances import assert_as_exact, assert_close
+
+from tf_fused_ops import _library, attention
+from tf_fused_ops.ops import reference
+
+# Batch, queries, keys, heads, depth, value depth: one block and several, parts of a vector and of a
+# step, few heads, whose keys are divided, and many.
+SHAPES = [
+    (2, 10, 10, 3, 16, 16),
+    (1, 64, 256, 2, 64, 64),
+    (1, 130, 601, 1, 40, 24),
+    (3, 67, 33, 6, 17, 5),
+    (2, 197, 197, 4, 64, 64),
+    (1, 1, 300, 2, 8, 70),
+    (2, 300, 1, 1, 3, 1),
+    (1, 1100, 7, 1, 9, 33),
+]
+NAMES = ("y", "query_grad", "key_grad", "value_grad")
+MASKED = -3e38
+
+
+def layout(heads_first):
+    """Returns what makes a shape of batch, length, heads and depth, and the equations."""
+    if heads_first:
+        return (lambda b, n, h, d: (b, h, n, d)), "bhqd,bhkd->bhqk", "bhqk,bhkd->bhqd"
+    return (lambda *sizes: sizes), "bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd"
+
+
+def tensors(shape, dtype, heads_first=False, seed=0):
+    """Returns query, key, value and dy as NumPy arrays."""
+    batch, queries, keys, heads, depth, value_depth = shape
+    place, rng = layout(heads_first)[0], np.random.default_rng(seed)
+    lengths = (queries, depth), (keys, depth), (keys, value_depth), (queries, value_depth)
+    values = [rng.normal(0.2, 1, place(batch, n, heads, d)) for n, d in lengths]
+    return [tf.cast(tf.constant(value), dtype).numpy() for value in values]
+
+
+def mask_for(shape, seed=0):
+    return np.random.default_rng(seed).uniform(size=shape) < 0.7
+
+
+def stock(mask=None, scale=1.0, heads_first=False):
+    """As people write it; half precision in float32 where Keras has it."""
+    _, to_scores, to_output = layout(heads_first)
+
+    def function(query, key, value):
+        z = tf.einsum(to_scores, query, key)
+        z = (tf.cast(z, tf.float32) if z.dtype.size == 2 else z) * scale
+        if mask is not None:
+            z = tf.where(mask, z, tf.constant(MASKED, z.dtype))
+        return tf.einsum(to_output, tf.cast(tf.nn.softmax(z), value.dtype), value)
+
+    return function
+
+
+def outputs(function, query, key, value, dy):
+    """Returns y and the gradients of query, key and value."""
+    operands = [tf.constant(x) for x in (query, key, value)]
+    return [function(*operands), *gradients_of(function, operands, tf.constant(dy))]
+
+
+def check(shape, dtype, mask=None, scale=0.2, heads_first=False, seed=0):
+    args = tensors(shape, dtype, heads_first, seed)
+    theirs = stock(mask, scale, heads_first)
+
+    def ours(query, key, value):
+        return attention(query, key, value, mask, scale, heads_first=heads_first)
+
+    runs = outputs(ours, *args), outputs(theirs, *args)
+    wide = [value.astype(np.float64) for value in args]
+    query, key, value, dy = (np.abs(x).max() for x in wide)
+    # A gradient of a score is a difference of two sums, which may be all of it.
+    dscore = abs(scale) * dy * value * np.sqrt(shape[-1])
+    for name, size, found, *others in zip(
+        NAMES, (0, dscore * key, dscore * query, 0), *runs, outputs(theirs, *wide), strict=True
+    ):
+        assert_as_exact(name, found, *others, dtype, size)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_forward_and_gradient(shape, heads_first, dtype, isa):
+    batch, queries, keys, *_ = shape
+    mask = mask_for((batch, 1, queries, keys)) if heads_first else None
+    check(shape, dtype, mask, heads_first=heads_first)
+    assert _library.isa() == isa
+
+
+@given(
+    shape=st.tuples(*(st.integers(1, n) for n in (3, 150, 600, 3, 40, 40))),
+    kept=st.integers(0, 31),
+    dtype=st.sampled_from(cases.DTYPES),
+    scale=st.sampled_from([1.0, 0.1, -0.3]),
+    heads_first=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_random_shapes(shape, kept, dtype, scale, heads_first, seed):
+    """Of masks, some dimensions, and the first ones, are broadcast."""
+    batch, queries, keys, heads, *_ = shape
+    sizes = [size if kept >> i & 1 else 1 for i, size in enumerate((batch, heads, queries))]
+    mask = mask_for([*sizes, keys][kept % 4 :], seed) if kept & 16 else None
+    check(shape, dtype, mask, scale, heads_first, seed)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_causal_mask(dtype, isa):
+    shape = (1, 300, 300, 2, 16, 16)
+    check(shape, dtype, np.tri(300, dtype=bool))
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_queries_without_anything_kept(dtype, isa):
+    """Their keys count alike, and only values have a gradient of them."""
+    shape = (1, 3, 600, 1, 8, 4)
+    args = tensors(shape, dtype)
+    mask = np.ones((3, 600), bool)
+    mask[1] = False
+    dy = np.zeros_like(args[3])
+    dy[:, 1] = 1
+    y, query_grad, key_grad, value_grad = outputs(lambda *a: attention(*a, mask), *args[:3], dy)
+    wide = args[2].astype(np.float64)
+    assert_close("y", y[:, 1], wide.mean(1), dtype)
+    assert_close("value_grad", value_grad, np.full_like(wide, 1 / 600), dtype)
+    for gradient in (query_grad, key_grad):
+        assert not tf.cast(gradient, tf.float32).numpy().any()
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_large_scores(dtype, isa):
+    """The largest are subtracted first, also where they come in a later block of keys."""
+    query, numbers = tf.ones([1, 2, 1, 1], dtype), [-6e4] * 300 + [0.0] * 299 + [6e4]
+    key = tf.reshape(tf.cast(tf.constant(numbers), dtype), [1, 600, 1, 1])
+    value = tf.reshape(tf.cast(tf.range(600), dtype), [1, 600, 1, 1])
+    found = attention(query, key, value, scale=1.0)
+    np.testing.assert_array_equal(found, tf.broadcast_to(value[:, -1:], [1, 2, 1, 1]))
+    found = attention(query, key[:, :300], value[:, :300], scale=1.0)
+    expected = tf.reduce_mean(tf.cast(value[:, :300], tf.float64))
+    assert_close("y", found, np.full((1, 2, 1, 1), expected), dtype)
+
+
+def test_special_numbers(isa):
+    """NaN and infinity stay in their rows; minus infinity is no weight."""
+    query, key, value, dy = tensors((1, 5, 300, 1, 2, 3), "float32")
+    query[0, 1, 0, 0], key[..., 0], key[0, :280, 0, 1] = np.nan, 1, -np.inf
+    query[..., 1] = np.abs(query[..., 1])
+    y, query_grad, key_grad, value_grad = (
+        x.numpy() for x in outputs(attention, query, key, value, dy)
+    )
+    rows = [0, 2, 3, 4]
+    expected = stock(None, 2**-0.5)(query[:, rows], key[:, 280:], value[:, 280:])
+    np.testing.assert_allclose(y[:, rows], expected, rtol=1e-5)
+    assert np.isnan(y[:, 1]).all() and np.isnan(query_grad[:, 1]).all()
+    assert np.isnan(value_grad).all() and np.isnan(key_grad).any()
+    nothing = attention(query[:, rows], key[:, :280], value[:, :280])
+    assert np.isnan(nothing).all()
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (0, 3, 4, 2, 5, 6),
+        (2, 0, 4, 2, 5, 6),
+        (2, 3, 0, 2, 5, 6),
+        (2, 3, 4, 0, 5, 6),
+        (2, 3, 4, 2, 0, 6),
+        (2, 3, 4, 2, 5, 0),
+    ],
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_empty(shape, masked, isa):
+    """What no key leads to is zero, and so is the gradient of a key without queries."""
+    args = tensors(shape, "float32")
+    mask = tf.ones([1, shape[2]], tf.bool) if masked else None
+    found = outputs(lambda *a: attention(*a, mask, 0.5), *args)
+    for name, value, other in zip(NAMES, found, outputs(stock(mask, 0.5), *args), strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-6, err_msg=name)
+
+
+def test_dimensions_in_front():
+    """Any number of them, heads among them."""
+    args = tensors((6, 9, 11, 2, 5, 4), "float64", heads_first=True)
+    mask = mask_for((6, 1, 9, 11))
+
+    def ours(*operands):
+        return attention(*operands, mask, heads_first=True)
+
+    expected = outputs(ours, *args)
+    mask = mask.reshape(3, 2, 1, 9, 11)
+    found = outputs(ours, *(x.reshape(3, 2, *x.shape[1:]) for x in args))
+    for value, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(tf.reshape(value, other.shape), other)
+    mask = None
+    expected = ours(*(x[:1, 0] for x in args[:3]))
+    np.testing.assert_array_equal(ours(*(x[0, 0] for x in args[:3])), expected[0])
+
+
+@pytest.mark.parametrize("depth", [8, None])
+def test_scale_by_default(depth):
+    args = tensors((2, 3, 4, 2, 8, 5), "float64")[:3]
+    signature = [tf.TensorSpec([None, None, None, d], tf.float64) for d in (depth, depth, None)]
+    in_function = tf.function(attention, input_signature=signature, autograph=False)
+    expected = stock(None, 8**-0.5)(*args)
+    for found in (attention(*args), in_function(*args)):
+        np.testing.assert_allclose(found, expected, rtol=1e-13)
+
+
+def test_more_digits_than_an_attribute():
+    args = tensors((2, 3, 4, 2, 8, 5), "float64")[:3]
+    found = attention(*args, scale=10**-0.5)
+    np.testing.assert_allclose(found, stock(None, 10**-0.5)(*args), rtol=1e-13)
+    with pytest.raises(ValueError, match="masked has more digits"):
+        attention(*args, mask_for((3, 4)), masked=-1e300)
+
+
+def test_another_number_where_masked():
+    args = tensors((2, 9, 7, 2, 8, 5), "float64")
+    mask = mask_for((9, 7))
+
+    def theirs(query, key, value):
+        z = tf.where(mask, tf.einsum("bqhd,bkhd->bhqk", query, key) * 0.5, -1.0)
+        return tf.einsum("bhqk,bkhd->bqhd", tf.nn.softmax(z), value)
+
+    assert_all_close(
+        outputs(lambda *a: attention(*a, mask, 0.5, masked=-1.0), *args), outputs(theirs, *args)
+    )
+
+
+MASK = mask_for((2, 1, 1, 4), 3)
+
+
+def problem():
+    return [tf.constant(v) for v in tensors((2, 3, 4, 2, 5, 3), "float64")]
+
+
+def masked(query, key, value):
+    return attention(query, key, value, MASK, 0.5)
+
+
+def by_reference(query, key, value):
+    return reference.attention(query, key, value, MASK, scale=0.5, masked=MASKED)[0]
+
+
+def test_against_finite_differences():
+    theory, numbers = tf.test.compute_gradient(masked, problem()[:3], delta=1e-4)
+    for found, expected in zip(theory, numbers, strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-6, rtol=1e-5)
+
+
+def test_second_order():
+    *operands, dy = problem()
+    weights = weights_for(operands)
+    in_function = tf.function(second_order, autograph=False)
+    expected = second_order(by_reference, operands, dy, weights)
+    assert_all_close(second_order(masked, operands, dy, weights), expected)
+    assert_all_close(in_function(masked, operands, dy, weights), expected)
+
+
+@pytest.mark.parametrize("watched", range(3))
+def test_what_the_op_keeps_has_gradients(watched):
+    """They are stock's."""
+    operands = problem()[:3]
+    options = {"scale": 0.5, "masked": MASKED, "heads_first": False}
+
+    def ours(query, key, value):
+        raw = _library.ops.tf_fused_ops_attention
+        return raw(query=query, key=key, value=value, mask=[MASK], U=tf.float64, **options)
+
+    def theirs(*tensors):
+        return reference.attention(*tensors, MASK, **options)
+
+    gradients = []
+    for function in (ours, theirs):
+        with tf.GradientTape() as tape:
+            tape.watch(operands[watched])
+            y, largest, inverse_sum = function(*operands)
+            loss = tf.reduce_sum(y) + tf.reduce_sum(largest**2) + tf.reduce_sum(inverse_sum)
+        gradients.append(tape.gradient(loss, operands[watched]))
+    assert_all_close(*([gradient] for gradient in gradients))

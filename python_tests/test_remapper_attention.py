@@ -1,0 +1,272 @@
+"""Attention: which spellings are fused, what is left to the softmax alone, and to stock."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from remapping import (
+    assert_same,
+    check,
+    check_training,
+    gradient_count,
+    plain,
+    reasons,
+    rule_counts,
+    step_of,
+    values,
+)
+from tolerances import assert_close
+
+from tf_fused_ops import function
+from tf_fused_ops.remapper import RemapOptions, convert
+
+# Batch, length, heads, depth; and batch, heads, length, depth.
+BESIDE = values((2, 5, 3, 4), (2, 6, 3, 4), (2, 6, 3, 7))
+FIRST = values((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 7))
+MASK = tf.constant(np.random.default_rng(0).uniform(size=(1, 1, 5, 6)) < 0.7)
+FUSED = ("TfFusedOps>Attention", "TfFusedOps>AttentionGrad")
+
+
+def by_einsum(to_scores, to_output, scale=lambda z: z * 0.5, swapped=False):
+    def chain(query, key, value):
+        pair = (key, query) if swapped else (query, key)
+        weights = tf.nn.softmax(scale(tf.einsum(to_scores, *pair)))
+        return tf.einsum(to_output, *((value, weights) if swapped else (weights, value)))
+
+    return chain
+
+
+def by_matmul(query, key, value):
+    return tf.nn.softmax(tf.matmul(query, key, transpose_b=True) / 2.5) @ value
+
+
+def by_transposition(query, key, value):
+    return tf.nn.softmax(query @ tf.linalg.matrix_transpose(key)) @ value
+
+
+def masked(query, key, value):
+    z = tf.einsum("bqhd,bkhd->bhqk", query, key)
+    return tf.einsum("bhqk,bkhd->bqhd", tf.nn.softmax(tf.where(MASK, z * 0.5, -1e9)), value)
+
+
+def zeroed(query, key, value):
+    z = tf.where(MASK, tf.einsum("bqhd,bkhd->bhqk", query, key), -1e9)
+    weights = tf.where(MASK, tf.nn.softmax(z), 0.0)
+    return tf.einsum("bhqk,bkhd->bqhd", weights, value)
+
+
+# The chain, its operands, and attributes of the fused op: scale, masks, whether heads are first.
+FORMS = {
+    "einsum": (by_einsum("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd"), BESIDE, (0.5, 0, False)),
+    "other letters": (by_einsum("BTNH,BSNH->BNTS", "BNTS,BSNH->BTNH"), BESIDE, (0.5, 0, False)),
+    "right factors first": (
+        by_einsum("aecd,abcd->acbe", "aecd,acbe->abcd", swapped=True),
+        BESIDE,
+        (0.5, 0, False),
+    ),
+    "unscaled": (
+        by_einsum("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd", scale=lambda z: z),
+        BESIDE,
+        (1.0, 0, False),
+    ),
+    "divided": (
+        by_einsum("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd", scale=lambda z: z / 4.5),
+        BESIDE,
+        (1 / 4.5, 0, False),
+    ),
+    "heads first": (by_einsum("bhqd,bhkd->bhqk", "bhqk,bhkd->bhqd"), FIRST, (0.5, 0, True)),
+    "matmul": (by_matmul, FIRST, (0.4, 0, True)),
+    "transposition": (by_transposition, FIRST, (1.0, 0, True)),
+    "three dimensions": (by_matmul, [x[:, 0] for x in FIRST], (0.4, 0, True)),
+    "masked": (masked, BESIDE, (0.5, 1, False)),
+    "of keras": (
+        lambda *a: keras.ops.dot_product_attention(*a, is_causal=True),
+        [BESIDE[0], BESIDE[1][:, :5], BESIDE[2][:, :5, :, :4]],
+        (0.5, 1, False),
+    ),
+}
+
+
+def attributes(compiled, op_type=FUSED[0]):
+    """Returns the scale, the number of masks and the layout of the one op of a type."""
+    graph = compiled.get_concrete_function().graph
+    (op,) = (op for op in graph.get_operations() if op.type == op_type)
+    return tuple(op.get_attr(name) for name in ("scale", "num_masks", "heads_first"))
+
+
+# Whose batches might be broadcast to one another.
+BATCHES = ("matmul", "transposition", "three dimensions")
+
+
+@pytest.mark.parametrize("unknown_batch", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_forms(name, unknown_batch):
+    chain, operands, expected = FORMS[name]
+    unknown = range(3) if unknown_batch and name not in BATCHES else ()
+    for code, op_types, gradients in ((chain, FUSED[:1], 0), (step_of(chain), FUSED, 1)):
+        compiled = check(code, operands, {"attention": 1}, gradients, unknown)
+        for op_type in op_types:
+            np.testing.assert_allclose(attributes(compiled, op_type), expected, rtol=1e-6)
+        types = {op.type for op in compiled.get_concrete_function().graph.get_operations()}
+        assert not types & {"Einsum", "BatchMatMulV2", "Softmax", "SelectV2"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cast"),
+    [("float64", False), *((dtype, cast) for dtype in ("float16", "bfloat16") for cast in (0, 1))],
+)
+def test_dtypes(dtype, cast):
+    def chain(query, key, value):
+        z = tf.einsum("bqhd,bkhd->bhqk", query, key)
+        weights = tf.nn.softmax((tf.cast(z, tf.float32) if cast else z) * 0.5)
+        return tf.einsum("bhqk,bkhd->bqhd", tf.cast(weights, dtype), value)
+
+    operands = [tf.cast(x, dtype) for x in BESIDE]
+    check(step_of(chain), operands, {"attention": 1}, gradients=1)
+
+
+@pytest.mark.parametrize("shared", ["key and value", "all"])
+def test_operands_that_are_one_tensor(shared):
+    def chain(x, y):
+        return masked(x[:, :5] if shared == "all" else y[:, :5], x, x)
+
+    check(step_of(chain), values((2, 6, 3, 4), (2, 6, 3, 4)), {"attention": 1}, gradients=1)
+
+
+KERAS = {
+    "bare": {},
+    "causal": {"use_causal_mask": True},
+    "mask": {"attention_mask": tf.ones([2, 6, 6], tf.bool)},
+    "both": {"attention_mask": tf.ones([1, 6, 6], tf.bool), "use_causal_mask": True},
+}
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("unknown", [(), (0,), (0, 1)], ids=str)
+@pytest.mark.parametrize("name", KERAS)
+def test_keras_layer(name, unknown, policy):
+    layer = keras.layers.MultiHeadAttention(2, 8, dtype=policy)
+    layer.build((2, 6, 16), (2, 6, 16))
+    (x,) = values((2, 6, 16), dtype=layer.compute_dtype)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x, x, training=False, **KERAS[name])
+        return y, tape.gradient(y, [x, *layer.trainable_variables])
+
+    sizes = [None if axis in unknown else size for axis, size in enumerate(x.shape)]
+    compiled = function(step, input_signature=[tf.TensorSpec(sizes, x.dtype)])
+    with plain():
+        expected, found = tf.function(step)(x), compiled(x)
+    for i, (value, other) in enumerate(zip(*map(tf.nest.flatten, (found, expected)), strict=True)):
+        assert_close(f"output {i}", value, other, layer.compute_dtype)
+    # A mask of six keys is no mask of as many as there are, nor one of two entries of a batch.
+    given = {"mask": bool(unknown), "both": 1 in unknown}.get(name)
+    rule = "softmax" if given else "attention"
+    assert (rule_counts(compiled)[rule], gradient_count(compiled)) == (1, 5)
+    if not given:
+        for op_type in FUSED:
+            assert attributes(compiled, op_type)[1] == (name != "bare")
+
+
+def test_padding_that_an_embedding_tells():
+    """The mask is of the tokens' sizes, and so are queries and keys."""
+    tokens = keras.Input([12], dtype="int32")
+    x = keras.layers.Embedding(50, 16, mask_zero=True)(tokens)
+    model = keras.Model(tokens, keras.layers.MultiHeadAttention(2, 8)(x, x, use_causal_mask=True))
+    signature = [tf.TensorSpec([None, 12], tf.int32)]
+    compiled = function(lambda x: model(x), input_signature=signature)
+    x = tf.constant(np.random.default_rng(0).integers(1, 50, (3, 12)) * (np.arange(12) < 9))
+    assert_same(compiled(tf.cast(x, tf.int32)), model(x))
+    assert attributes(compiled)[1] == 1
+
+
+def test_model_trains_as_stock():
+    def model():
+        inputs = keras.Input((6, 16))
+        y = keras.layers.MultiHeadAttention(2, 8)(inputs, inputs, use_causal_mask=True)
+        outputs = keras.layers.Dense(5, activation="softmax")(inputs + y)
+        return keras.Model(inputs, outputs)
+
+    compiled = check_training(model, (4, 6, 5))
+    assert rule_counts(compiled)["attention"] == rule_counts(compiled)["softmax"] == 1
+    assert gradient_count(compiled) >= 2
+
+
+def used_weights(query, key, value):
+    weights = tf.nn.softmax(tf.einsum("bqhd,bkhd->bhqk", query, key))
+    return tf.einsum("bhqk,bkhd->bqhd", weights, value) * tf.reduce_max(weights)
+
+
+def dropped(query, key, value):
+    weights = tf.nn.softmax(tf.einsum("bqhd,bkhd->bhqk", query, key))
+    return tf.einsum("bhqk,bkhd->bqhd", weights * 0.5, value)
+
+
+def biased(query, key, value):
+    z = tf.einsum("bqhd,bkhd->bhqk", query, key) + tf.reduce_mean(key)
+    return tf.einsum("bhqk,bkhd->bqhd", tf.nn.softmax(z), value)
+
+
+# What has a softmax of its own, but is no attention.
+OTHERS = {
+    "softmax over queries": (by_einsum("bqhd,bkhd->bhkq", "bhkq,bkhd->bqhd"), BESIDE),
+    "output with heads first": (by_einsum("bqhd,bkhd->bhqk", "bhqk,bkhd->bhqd"), BESIDE),
+    "a letter summed alone": (by_einsum("bqhd,bkhe->bhqk", "bhqk,bkhd->bqhd"), BESIDE),
+    "weights used outside": (used_weights, BESIDE),
+    "weights changed": (dropped, BESIDE),
+    "a bias": (biased, BESIDE),
+    "zeros where masked": (zeroed, BESIDE),
+    "one key for all heads": (by_matmul, [FIRST[0], FIRST[1][:, :1], FIRST[2]]),
+    "a sum over queries": (
+        lambda q, k, v: tf.matmul(tf.nn.softmax(q @ tf.linalg.matrix_transpose(k)), v, True),
+        [FIRST[0], FIRST[1], FIRST[2][:, :, :5]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others(name):
+    chain, operands = OTHERS[name]
+    check(step_of(chain), operands, {"softmax": 1}, gradients=1)
+
+
+def test_sizes_that_may_broadcast():
+    """Of products of batches; and of masks, where scores may be broadcast to them."""
+    specs = [tf.TensorSpec([None, *x.shape[1:]]) for x in FIRST]
+    compiled = function(by_matmul, input_signature=specs)
+    assert compiled(FIRST[0][:1], *FIRST[1:]).shape == (2, 3, 5, 7)
+    assert rule_counts(compiled) == {"softmax": 1}
+    assert "may not go with" in reasons(compiled)["attention"]
+
+    def chain(query, key, value, bits):
+        z = tf.where(bits > 0, tf.einsum("bqhd,bkhd->bhqk", query, key), -1e9)
+        return tf.einsum("bhqk,bkhd->bqhd", tf.nn.softmax(z), value)
+
+    (bits,) = values((2, 1, 1, 6))
+    specs = [tf.TensorSpec([None, *x.shape[1:]]) for x in (*BESIDE, bits)]
+    compiled = function(chain, input_signature=specs)
+    compiled(*BESIDE, bits)
+    assert rule_counts(compiled) == {"softmax": 1}
+    assert "may not be broadcast to the scores" in reasons(compiled)["attention"]
+
+
+def test_switched_off():
+    compiled = function(masked, remap=RemapOptions(disable=["attention"]))
+    compiled(*BESIDE)
+    assert rule_counts(compiled) == {"softmax": 1}
+
+
+def test_portable_conversion(tmp_path):
+    """Stock ops stand for both ops where the package is not installed, and are fused again."""
+    paths = [str(tmp_path / name) for name in ("fused", "portable", "again")]
+    module = tf.Module()
+    signature = [tf.TensorSpec(x.shape) for x in BESIDE]
+    module.forward = function(step_of(masked), input_signature=signature)
+    expected = module.forward(*BESIDE)
+    tf.saved_model.save(module, paths[0])
+    convert(paths[0], paths[1], to_stock=True)
+    assert_same(tf.saved_model.load(paths[1]).forward(*BESIDE), expected)
+    convert(paths[1], paths[2])
+    assert_same(tf.saved_model.load(paths[2]).forward(*BESIDE), expected)
