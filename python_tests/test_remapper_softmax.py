@@ -9,15 +9,12 @@ import tensorflow as tf
 from remapping import (
     assert_same,
     check,
-    check_training,
     gradient_count,
-    plain,
     reasons,
     rule_counts,
     step_of,
     values,
 )
-from tolerances import assert_close
 
 from tf_fused_ops import function
 from tf_fused_ops.remapper import RemapOptions, convert

@@ -56,8 +56,8 @@ class AttentionForwardWork {
 
  private:
   using A = Accumulator<T>;
-  using E = Operand<T>;
-  using Panels = BlockPanels<T>;
+  using E = AttentionOperand<T>;
+  using Panels = BlockPanels<E>;
   // Whether weights cannot take the place of their scores.
   static constexpr bool kApart = !std::is_same_v<E, A>;
 

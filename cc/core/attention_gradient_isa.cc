@@ -87,8 +87,8 @@ class AttentionGradientWork {
 
  private:
   using A = Accumulator<T>;
-  using E = Operand<T>;
-  using Panels = BlockPanels<T>;
+  using E = AttentionOperand<T>;
+  using Panels = BlockPanels<E>;
   static constexpr bool kPairs = kElements<E> > 1;
 
   // Weights and gradients of scores, as the products read them: rows of

@@ -60,24 +60,24 @@ void GatherRows(const T* from, int64_t stride, int64_t rows, int64_t depth,
 }
 
 // The right factor, in panels.
-template <class T>
+template <class E>
 class BlockPanels {
  public:
-  using A = Accumulator<T>;
-  using E = Operand<T>;
+  using A = Accumulator<E>;
 
   static int64_t Size(int64_t rows, int64_t columns) {
-    return PackedSize<T>(WholeSteps<E>(rows), columns);
+    return kPlanes<E> * Plane(WholeSteps<E>(rows), columns) +
+           kRowsBehind<E> * kWidth;
   }
 
   explicit BlockPanels(E* memory) : data_{memory, 0} {}
 
+  template <class T>
   void Pack(const T* from, const FilterMap& map, int64_t rows,
             int64_t columns) {
-    constexpr int64_t kWidth = kTileColumns<A>;
     depth_ = WholeSteps<E>(rows);
     columns_ = columns;
-    data_.plane = PackedPlane<T>(depth_, columns);
+    data_.plane = Plane(depth_, columns);
     PackPanels<T, E>(from, map, rows, columns, panel_stride(), data_);
     Zero(data_.first + kPlanes<E> * data_.plane, kRowsBehind<E> * kWidth);
     const int64_t filled = NumOperands<E>(rows);
@@ -85,23 +85,27 @@ class BlockPanels {
       Zero(data_ + (p * depth_ + filled) * kWidth, (depth_ - filled) * kWidth);
   }
 
-  int64_t panel_stride() const { return depth_ * kTileColumns<Accumulator<T>>; }
+  int64_t panel_stride() const { return depth_ * kWidth; }
   int64_t depth() const { return depth_; }
   int64_t columns() const { return columns_; }
   OperandsIn<E> data() const { return data_; }
 
  private:
+  static constexpr int64_t kWidth = kTileColumns<A>;
+
+  static int64_t Plane(int64_t depth, int64_t columns) {
+    return NumPanels<A>(columns) * kWidth * depth;
+  }
+
   OperandsIn<E> data_;
   int64_t depth_ = 0, columns_ = 0;
 };
 
 // c = a * b, or c += a * b. c has room for whole panels.
-template <bool kContiguousK, class T>
-void MultiplyBlock(const BlockRows<Operand<T>>& a, int64_t rows,
-                   const BlockPanels<T>& b, bool add, Accumulator<T>* c,
-                   int64_t c_stride) {
-  using E = Operand<T>;
-  constexpr int64_t kWidth = kTileColumns<Accumulator<T>>;
+template <bool kContiguousK, class E>
+void MultiplyBlock(const BlockRows<E>& a, int64_t rows, const BlockPanels<E>& b,
+                   bool add, Accumulator<E>* c, int64_t c_stride) {
+  constexpr int64_t kWidth = kTileColumns<Accumulator<E>>;
   int64_t row_offset[kTileRows<E>];
   for (int i = 0; i < kTileRows<E>; ++i) row_offset[i] = i * a.pitch;
   PrefetchList prefetch;
@@ -111,7 +115,7 @@ void MultiplyBlock(const BlockRows<Operand<T>>& a, int64_t rows,
     const int64_t row = parts.Begin(part);
     for (int64_t column = 0; column < b.columns();) {
       const int64_t rest = b.columns() - column;
-      Accumulator<T>* const to = c + row * c_stride + column;
+      Accumulator<E>* const to = c + row * c_stride + column;
       TileOperands<E> tile{a.data.first + row * (kContiguousK ? a.pitch : 1),
                            row_offset,
                            a.pitch,

@@ -4,10 +4,9 @@ from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from tf_fused_ops.remapper import shapes
 from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.rule import Fused
-from tf_fused_ops.remapper.softmax import SCALES, Softmax, below_cast, scaled_op, sizes_of
+from tf_fused_ops.remapper.softmax import Softmax, below_cast, scaled_op, sizes_of
 
 _PRODUCTS = ("Einsum", "BatchMatMulV2")
 

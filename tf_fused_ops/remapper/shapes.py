@@ -249,7 +249,7 @@ def _indexed(op, axis):
     strides = tensor_util.constant_value(op.inputs[3])
     if rest or dropped or strides is None:
         return _UNKNOWN
-    whole = axis >= len(strides) or (begin_mask & end_mask) >> axis & 1 and strides[axis] == 1
+    whole = axis >= len(strides) or ((begin_mask & end_mask) >> axis & 1 and strides[axis] == 1)
     before = sum(new_axes >> i & 1 for i in range(axis))
     return _Origin([(source, axis - before)]) if whole else _UNKNOWN
 

@@ -111,7 +111,7 @@ class Softmax(Rule):
         return None
 
     def number_objection(self, attrs, x):
-        """Returns why attributes of the fused op on x are not the numbers of stock code, or None."""
+        """Returns why attributes of the fused op on x are not stock code's numbers, or None."""
         scale = self.scale_of(attrs)
         # Neither is NaN a number for the attribute.
         if not abs(scale) <= float(np.finfo(np.float32).max):
