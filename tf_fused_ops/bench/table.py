@@ -127,6 +127,7 @@ _RULES = {
     **_rule("group_norm", (8, 32, 32, 320), (320,), (320,), act="silu"),
     **_rule("layer_norm", (16, 128, 768), (768,), (768,), act="none"),
     **_rule("rms_norm", (16, 128, 768), (768,), act="none"),
+    **_rule("attention", *[(8, 256, 8, 64)] * 3, macs=2 * 8 * 8 * 256 * 256 * 64, act="none"),
     **_rule("softmax", (16, 12, 128, 128), act="none"),
     **_rule("relu_max_pool", _IMAGES, result=(8, 14, 14, 128), act="none", trained=True),
     **{
@@ -134,8 +135,8 @@ _RULES = {
         for act in ("gelu_erf", "gelu_tanh", "silu", "mish", "hard_swish")
     },
 }
-# A chain of one op never has to stay; softmax's backward pass is fused with the forward pass only.
-_NEVER_ALONE = ("grouped_conv2d", "softmax")
+# A chain of one op never has to stay; those of the others are fused with their forward pass only.
+_NEVER_ALONE = ("grouped_conv2d", "attention", "softmax")
 # Those whose backward pass is timed alone, too; of these two the other groups have the whole.
 _ALONE = {
     **_rule("conv2d_bias", _IMAGES, _FILTERS, _CHANNELS, macs=_CONV_MACS),

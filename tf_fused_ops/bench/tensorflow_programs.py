@@ -284,6 +284,11 @@ def _conv_batch_norm(op):
 
 # Family -> its chain without the activation, as a function of the inputs; where there is a second
 # summand it comes last.
+def _attention(query, key, value):
+    scores = tf.einsum("bqhd,bkhd->bhqk", query, key)
+    return tf.einsum("bhqk,bkhd->bqhd", tf.nn.softmax(scores * 0.125), value)
+
+
 _FAMILIES = {
     "act": lambda x: x,
     "conv2d": _conv,
@@ -302,6 +307,7 @@ _FAMILIES = {
     "group_norm": _group_norm,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
+    "attention": _attention,
     "softmax": lambda x: tf.nn.softmax(x * 0.125),
     "relu_max_pool": lambda x: tf.nn.max_pool2d(tf.nn.relu(x), 2, 2, "VALID"),
     "conv2d_moments": lambda x, w, *vectors: _moments_batch_norm(_conv(x, w), *vectors),
