@@ -44,10 +44,12 @@ class AttentionBase : public tensorflow::OpKernel {
     }
     TensorShape like_q = q.shape();
     if (k.dims() == rank) like_q.set_dim(sequence, k.dim_size(sequence));
-    TF_RETURN_IF_ERROR(CheckShape("key", k, "query with a number of keys", like_q));
+    TF_RETURN_IF_ERROR(
+        CheckShape("key", k, "query with a number of keys", like_q));
     TensorShape like_k = like_q;
     if (v.dims() == rank) like_k.set_dim(rank - 1, v.dim_size(rank - 1));
-    TF_RETURN_IF_ERROR(CheckShape("value", v, "key with a depth of its own", like_k));
+    TF_RETURN_IF_ERROR(
+        CheckShape("value", v, "key with a depth of its own", like_k));
     *y = like_k;
     y->set_dim(sequence, q.dim_size(sequence));
     TensorShape scores = q.shape();

@@ -26,7 +26,8 @@ absl::Status AttentionShapes(InferenceContext* c, ShapeHandle q, ShapeHandle k,
   TF_RETURN_IF_ERROR(RequireRank(c, "value", rank, rank, &v));
   ShapeHandle like_q, like_k;
   TF_RETURN_IF_ERROR(c->ReplaceDim(q, sequence, c->Dim(k, sequence), &like_q));
-  TF_RETURN_IF_ERROR(MergeNamed(c, "key", k, "query with a number of keys", &like_q));
+  TF_RETURN_IF_ERROR(
+      MergeNamed(c, "key", k, "query with a number of keys", &like_q));
   TF_RETURN_IF_ERROR(c->ReplaceDim(like_q, -1, c->Dim(v, -1), &like_k));
   TF_RETURN_IF_ERROR(
       MergeNamed(c, "value", v, "key with a depth of its own", &like_k));
