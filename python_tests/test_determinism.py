@@ -88,7 +88,7 @@ for dtype in ("float32", "bfloat16"):
 def test_bitwise_equal_for_any_number_of_threads_and_from_run_to_run(run_python):
     first, *others = (run_python(PROGRAM, *ISAS, threads=threads) for threads in (1, 2, 3))
     lines = [line.split() for line in first.splitlines()]
-    assert [line[0] for line in lines] == ISAS * 34
+    assert [line[0] for line in lines] == ISAS * 36
     assert all(len(line) == 2 for line in lines), first
     for other in others:
         assert other == first

@@ -377,8 +377,8 @@ def test_keras_layer(name):
 
 
 ATTENTION = {
-    7: [("batch_matmul_bias", 1), *[("heads_bias", 1)] * 3, ("attention", 1)],
-    None: [*[("einsum_bias", 1)] * 4, ("attention", 1)],
+    7: [("attention", 1), ("batch_matmul_bias", 1), *[("heads_bias", 1)] * 3],
+    None: [("attention", 1), *[("einsum_bias", 1)] * 4],
 }
 
 

@@ -46,7 +46,9 @@ def attention(query, key, value, mask=None, scale=None, masked=-3e38, heads_firs
     if scale is None:
         depth = None if rank is None else query.shape[-1]
         if depth is None:
-            query *= tf.cast(tf.shape(query)[-1], query.dtype) ** -0.5
+            # Of a scalar there is none, which the op tells.
+            depth = tf.reduce_prod(tf.shape(query)[-1:])
+            query, depth = query * tf.cast(depth, query.dtype) ** -0.5, 1
         # Without depth there is nothing to scale.
         scale = depth**-0.5 if depth else 1.0
     scale, masked = _arguments.number("scale", scale), _arguments.number("masked", masked)
