@@ -6,7 +6,7 @@ namespace tfo::TFO_ISA {
 namespace {
 
 // Blocks of queries that share packed keys and values.
-constexpr int64_t kMostBlocks = 16;
+constexpr int64_t kMostBlocks = 8;
 
 template <class T>
 class AttentionForwardWork {

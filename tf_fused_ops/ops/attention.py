@@ -43,12 +43,12 @@ def attention(query, key, value, mask=None, scale=None, masked=-3e38, heads_firs
     if rank is not None and not (rank >= 2 if heads_first else rank == 4):
         ranks = "2 or more" if heads_first else "4"
         raise ValueError(f"query must have rank {ranks}; got shape {query.shape}")
-    if scale is None:
-        depth = None if rank is None else query.shape[-1]
-        if depth is None:
-            # Of a scalar there is none, which the op tells.
-            depth = tf.reduce_prod(tf.shape(query)[-1:])
-            query, depth = query * tf.cast(depth, query.dtype) ** -0.5, 1
+    depth = None if rank is None else query.shape[-1]
+    if scale is None and depth is None:
+        # Of a scalar there is none, which the op tells.
+        depth = tf.reduce_prod(tf.shape(query)[-1:])
+        query, scale = query * tf.cast(depth, query.dtype) ** -0.5, 1.0
+    elif scale is None:
         # Without depth there is nothing to scale.
         scale = depth**-0.5 if depth else 1.0
     scale, masked = _arguments.number("scale", scale), _arguments.number("masked", masked)
