@@ -147,6 +147,14 @@ WRONG_ATTRIBUTES = [
     *[("group_norm", {"groups": v}, "groups") for v in (2**40, "two", 1.5, None)],
     *[("softmax", {name: v}, name) for name in ("scale", "masked") for v in ("two", None)],
     *[("attention", {name: "two"}, name) for name in ("scale", "masked")],
+    *[
+        (op, wrong, next(iter(wrong)))
+        for op in ("softmax", "attention")
+        for wrong in (
+            *({"scale": v} for v in (1e39, float("nan"), float("inf"))),
+            *({"masked": v} for v in (-1e39, float("nan"))),
+        )
+    ],
 ]
 WRONG_DTYPES = [
     ("act", {"x": tf.int32}, "x"),
@@ -388,6 +396,16 @@ def test_raw_ops(op, wrong, name, graph):
 
     with pytest.raises(ERRORS, match=rf"\b(num_)?{name}s?\b"):
         (tf.function(call) if graph else call)()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [({"key": (0, 2**62, 1, 4)}, "key"), ({"value": (0, 2**62, 1, 4)}, "value")],
+)
+def test_sizes_that_no_shape_has(wrong, name):
+    arguments = dict.fromkeys(("query", "key", "value"), (1, 1, 1, 4)) | wrong
+    with pytest.raises(ERRORS, match=rf"\b({name})\b"):
+        attention(**{k: tf.zeros(v) for k, v in arguments.items()})
 
 
 @pytest.mark.parametrize("op", RAW)

@@ -232,6 +232,24 @@ def test_others(name):
     check(step_of(chain), operands, {"softmax": 1}, gradients=1)
 
 
+def test_shapes_inside_that_code_outside_reads():
+    """Those of scores are computed from the operands, that of transposed keys is another."""
+
+    def of_scores(query, key, value):
+        z = tf.matmul(query, key, transpose_b=True) * 0.5
+        return tf.nn.softmax(z) @ value, tf.cast(tf.shape(z), tf.float32)
+
+    def of_keys(query, key, value):
+        columns = tf.linalg.matrix_transpose(key)
+        return tf.nn.softmax(query @ columns) @ value, tf.cast(tf.shape(columns), tf.float32)
+
+    specs = [tf.TensorSpec([2, 3, None, x.shape[-1]]) for x in FIRST]
+    for code, rule in ((of_scores, "attention"), (of_keys, "softmax")):
+        compiled = function(code, input_signature=specs)
+        assert_same(compiled(*FIRST), code(*FIRST))
+        assert rule_counts(compiled) == {rule: 1}
+
+
 def test_sizes_that_may_broadcast():
     """Of products of batches; and of masks, where scores may be broadcast to them."""
     specs = [tf.TensorSpec([None, *x.shape[1:]]) for x in FIRST]

@@ -193,6 +193,40 @@ def test_a_mask_made_of_x(scale):
         assert op.get_attr("num_masks") == 1 and op.get_attr("scale") == (scale or 1)
 
 
+# Masks of sizes that nothing proves, in code that is read for proofs.
+UNPROVEN = {
+    "letters that dots stand for": lambda x: tf.einsum("...ab,bc->ac", x, x) > 0,
+    "an axis in a vector": lambda x: tf.expand_dims(x[0] > 0, [0]),
+    "an element behind an ellipsis": lambda x: tf.fill(
+        tf.stack([tf.shape(x)[..., 1], tf.shape(x)[1]]), True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNPROVEN)
+def test_masks_of_unproven_sizes(name):
+    def chain(x):
+        return tf.nn.softmax(tf.where(UNPROVEN[name](x), x * 0.5, -1e9))
+
+    compiled = function(chain, input_signature=[tf.TensorSpec([None, None])])
+    for shape in ((4, 4), (1, 4)) if "ellipsis" in name else ((4, 4),):
+        (x,) = values(shape)
+        assert_same(compiled(x), chain(x))
+
+
+@pytest.mark.parametrize("square", [False, True])
+def test_long_computations_of_what_scales(square):
+    """They are not constants, and are not followed to their ends."""
+
+    def chain(x):
+        scale = x[0, 0, 0, 0]
+        for _ in range(30 if square else 1200):
+            scale = scale * (scale if square else 0.999)
+        return tf.nn.softmax(x * scale)
+
+    check(chain, [X], {"softmax": 1})
+
+
 def test_code_outside_that_reads_a_shape_inside():
     def chain(x):
         z = x * 0.125

@@ -1,4 +1,6 @@
 // The kernels of Attention and AttentionGrad on the CPU.
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_join.h"
 #include "cc/core/attention.h"
 #include "cc/core/dispatch.h"
 #include "cc/kernels/decimals.h"
@@ -11,6 +13,16 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
+
+using Sizes = absl::InlinedVector<std::int64_t, 4>;
+
+absl::Status CheckSizes(const char* name, const Tensor& tensor,
+                        const char* what, const Sizes& expected) {
+  if (tensor.shape().dim_sizes() == expected) return absl::OkStatus();
+  return Invalid(name, " must have the shape of ", what, ", [",
+                 absl::StrJoin(expected, ","), "], got ",
+                 tensor.shape().DebugString());
+}
 
 template <class T>
 class AttentionBase : public tensorflow::OpKernel {
@@ -42,24 +54,22 @@ class AttentionBase : public tensorflow::OpKernel {
       return Invalid("query must have rank ", heads_first_ ? "at least 2" : "4",
                      ", got shape ", q.shape().DebugString());
     }
-    TensorShape like_q = q.shape();
-    if (k.dims() == rank) like_q.set_dim(sequence, k.dim_size(sequence));
+    // Not as shapes, which cannot have as many elements.
+    Sizes sizes = q.shape().dim_sizes();
+    const std::int64_t queries = sizes[sequence];
+    if (k.dims() == rank) sizes[sequence] = k.dim_size(sequence);
     TF_RETURN_IF_ERROR(
-        CheckShape("key", k, "query with a number of keys", like_q));
-    TensorShape like_k = like_q;
-    if (v.dims() == rank) like_k.set_dim(rank - 1, v.dim_size(rank - 1));
+        CheckSizes("key", k, "query with a number of keys", sizes));
+    if (v.dims() == rank) sizes[rank - 1] = v.dim_size(rank - 1);
     TF_RETURN_IF_ERROR(
-        CheckShape("value", v, "key with a depth of its own", like_k));
-    *y = like_k;
-    y->set_dim(sequence, q.dim_size(sequence));
-    TensorShape scores = q.shape();
-    scores.set_dim(rank - 1, k.dim_size(sequence));
-    if (!heads_first_) {
-      scores.set_dim(1, q.dim_size(2));
-      scores.set_dim(2, q.dim_size(1));
-    }
-    *rows = scores;
-    rows->RemoveLastDims(1);
+        CheckSizes("value", v, "key with a depth of its own", sizes));
+    sizes[sequence] = queries;
+    TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(sizes, y));
+    if (!heads_first_) std::swap(sizes[1], sizes[2]);
+    Sizes scores = sizes;
+    scores[rank - 1] = k.dim_size(sequence);
+    sizes.pop_back();
+    TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(sizes, rows));
     *args = {};
     tfo::AttentionShape& s = args->shape;
     s.dtype = kDType<T>;

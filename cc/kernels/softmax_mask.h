@@ -8,26 +8,26 @@
 
 namespace tf_fused_ops {
 
-// The input "mask", if there is one, for what has `shape` and what errors call
+// The input "mask", if there is one, for what has `sizes` and what errors call
 // `name`.
 inline absl::Status MaskOf(tensorflow::OpKernelContext* ctx, const char* name,
-                           const tensorflow::TensorShape& shape,
+                           absl::Span<const std::int64_t> sizes,
                            tfo::SoftmaxMask* mask) {
   *mask = {};
   const tensorflow::Tensor* keep;
   TF_RETURN_IF_ERROR(OptionalInput(ctx, "mask", &keep));
   if (keep == nullptr) return absl::OkStatus();
-  TF_RETURN_IF_ERROR(CheckMaskRank(name, keep->dims(), shape.dims()));
+  const int rank = static_cast<int>(sizes.size());
+  TF_RETURN_IF_ERROR(CheckMaskRank(name, keep->dims(), rank));
   for (int i = 1; i <= keep->dims(); ++i) {
-    TF_RETURN_IF_ERROR(CheckMaskSize(name, shape.dims() - i, i == 1,
+    TF_RETURN_IF_ERROR(CheckMaskSize(name, rank - i, i == 1,
                                      keep->dim_size(keep->dims() - i),
-                                     shape.dim_size(shape.dims() - i)));
+                                     sizes[rank - i]));
   }
-  const auto sizes = shape.dim_sizes();
   const auto mask_sizes = keep->shape().dim_sizes();
-  *mask = tfo::BroadcastMask(static_cast<const std::uint8_t*>(keep->data()),
-                             keep->dims(), mask_sizes.data(), shape.dims(),
-                             sizes.data());
+  *mask =
+      tfo::BroadcastMask(static_cast<const std::uint8_t*>(keep->data()),
+                         keep->dims(), mask_sizes.data(), rank, sizes.data());
   return absl::OkStatus();
 }
 

@@ -38,7 +38,7 @@ class SoftmaxBase : public tensorflow::OpKernel {
       return Invalid(name, " must have rank at least 1, got shape []");
     const std::int64_t depth = x.dim_size(x.dims() - 1);
     *shape = {kDType<T>, depth == 0 ? 0 : x.NumElements() / depth, depth};
-    return MaskOf(ctx, name, x.shape(), mask);
+    return MaskOf(ctx, name, x.shape().dim_sizes(), mask);
   }
 
   double scale() const { return scale_; }

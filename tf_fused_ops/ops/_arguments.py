@@ -1,8 +1,11 @@
 """Conversion of the arguments that all wrappers take, with errors that name the argument."""
 
+import math
 import operator
 
 import tensorflow as tf
+
+from tf_fused_ops.ops import _decimals
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
@@ -65,6 +68,26 @@ def number(name, value):
         return float(value)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a number; got {value!r}") from None
+
+
+def attribute(name, value, infinite=False):
+    """Returns a number that fits an attribute of an op, which has the range of float32; also an
+    infinite one if that is allowed."""
+    value = number(name, value)
+    if not (abs(value) <= float(tf.float32.max) or (infinite and math.isinf(value))):
+        raise ValueError(f"{name} must be a number in float32's range; got {value}")
+    return value
+
+
+def scaled(x, scale, masked):
+    """Returns x, the scale, and what takes the place of x * scale where a mask is false, as an op
+    has them: x is scaled by what has more digits than an attribute of an op on float64."""
+    if x.dtype != tf.float64:
+        return x, attribute("scale", scale), attribute("masked", masked, infinite=True)
+    scale, masked = number("scale", scale), number("masked", masked)
+    if not _decimals.survives(masked):
+        raise ValueError(f"masked has more digits than an attribute of the op; got {masked}")
+    return (x, scale, masked) if _decimals.survives(scale) else (x * scale, 1.0, masked)
 
 
 def four(name, value, data_format):

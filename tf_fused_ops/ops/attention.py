@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tf_fused_ops._library import ops
-from tf_fused_ops.ops import _arguments, _decimals, _gradient, reference
+from tf_fused_ops.ops import _arguments, _gradient, reference
 
 _ATTRIBUTES = ("scale", "masked", "heads_first")
 
@@ -11,8 +11,8 @@ _ATTRIBUTES = ("scale", "masked", "heads_first")
 def attention(query, key, value, mask=None, scale=None, masked=-3e38, heads_first=False, name=None):
     """Computes softmax(query key^T * scale) value in one op, without the scores in memory.
 
-    The gradient keeps the arguments, the result and two numbers for each query of a head, and
-    computes the scores again, block by block. On CPUs.
+    The gradient keeps the arguments, the result, which half precision rounds, and two numbers for
+    each query of a head, and computes the scores again, block by block. On CPUs.
 
     Args:
         query: Tensor [batch, queries, heads, depth]; float16, bfloat16, float32 or float64.
@@ -20,7 +20,8 @@ def attention(query, key, value, mask=None, scale=None, masked=-3e38, heads_firs
         value: Tensor [batch, keys, heads, value_depth].
         mask: Boolean tensor, of as many keys and otherwise broadcast to the scores, [batch, heads,
             queries, keys]; None for one that is true everywhere.
-        scale: A Python number; None for 1 / sqrt(depth).
+        scale: A Python number; None for 1 / sqrt(depth), by which the query is scaled and rounded
+            once more where the depth is not known before running.
         masked: What takes the place of a scaled score where the mask is false, a Python number, of
             at most float32's range and, for float64, six digits. Where it is as small as by
             default, such a key does not count, and all count alike where the mask is false for all.
@@ -47,23 +48,19 @@ def attention(query, key, value, mask=None, scale=None, masked=-3e38, heads_firs
     if scale is None and depth is None:
         # Of a scalar there is none, which the op tells.
         depth = tf.reduce_prod(tf.shape(query)[-1:])
-        query, scale = query * tf.cast(depth, query.dtype) ** -0.5, 1.0
+        wide = tf.float64 if query.dtype == tf.float64 else tf.float32
+        scaled = tf.cast(query, wide) * tf.cast(depth, wide) ** -0.5
+        query, scale = tf.cast(scaled, query.dtype), 1.0
     elif scale is None:
         # Without depth there is nothing to scale.
         scale = depth**-0.5 if depth else 1.0
-    scale, masked = _arguments.number("scale", scale), _arguments.number("masked", masked)
-    double = query.dtype == tf.float64
-    if double:
-        if not _decimals.survives(masked):
-            raise ValueError(f"masked has more digits than an attribute of the op; got {masked}")
-        if not _decimals.survives(scale):
-            query, scale = query * scale, 1.0
+    query, scale, masked = _arguments.scaled(query, scale, masked)
     y, _, _ = ops.tf_fused_ops_attention(
         query=query,
         key=key,
         value=value,
         mask=_arguments.optional("mask", mask, tf.bool, "query"),
-        U=tf.float64 if double else tf.float32,
+        U=tf.float64 if query.dtype == tf.float64 else tf.float32,
         scale=scale,
         masked=masked,
         heads_first=bool(heads_first),

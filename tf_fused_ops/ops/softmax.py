@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tf_fused_ops._library import ops
-from tf_fused_ops.ops import _arguments, _decimals, _gradient, reference
+from tf_fused_ops.ops import _arguments, _gradient, reference
 
 _ATTRIBUTES = ("scale", "zero_masked")
 
@@ -36,12 +36,7 @@ def softmax(x, mask=None, scale=1.0, masked=-3e38, zero_masked=False, name=None)
     x = _arguments.tensor("x", x)
     if x.shape.rank == 0:
         raise ValueError("x must have rank 1 or more; got a scalar")
-    scale, masked = _arguments.number("scale", scale), _arguments.number("masked", masked)
-    if x.dtype == tf.float64:
-        if not _decimals.survives(masked):
-            raise ValueError(f"masked has more digits than an attribute of the op; got {masked}")
-        if not _decimals.survives(scale):
-            x, scale = x * scale, 1.0
+    x, scale, masked = _arguments.scaled(x, scale, masked)
     return ops.tf_fused_ops_softmax(
         x=x,
         mask=_arguments.optional("mask", mask, tf.bool, "x"),

@@ -83,7 +83,6 @@ class Attention(Softmax):
 
     def fuse(self, match, training):
         attrs = match.attrs
-        masked = {"masked": attrs["masked_value"]} if attrs["masked"] else {}
         query = match.operands["query"]
         outputs = emit(
             self.fused_ops[0],
@@ -93,14 +92,13 @@ class Attention(Softmax):
             scale=self.scale_of(attrs),
             heads_first=attrs["heads_first"],
             name=match.fused_name(),
-            **masked,
+            **self.masked_of(attrs),
         )
         saved = tuple(outputs[name] for name in ("y", "largest", "inverse_sum"))
         return Fused({"y": outputs["y"]}, saved)
 
     def fuse_gradient(self, match, fused, dy, wanted):
         attrs = match.attrs
-        masked = {"masked": attrs["masked_value"]} if attrs["masked"] else {}
         outputs = emit(
             self.fused_ops[1],
             dy,
@@ -110,7 +108,7 @@ class Attention(Softmax):
             scale=self.scale_of(attrs),
             heads_first=attrs["heads_first"],
             name=match.fused_name("_grad"),
-            **masked,
+            **self.masked_of(attrs),
         )
         return {name: outputs[f"{name}_grad"] for name in self.differentiable}
 

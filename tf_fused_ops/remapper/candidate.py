@@ -159,24 +159,23 @@ class Candidate:
 
     @functools.cached_property
     def shape_users(self):
-        """The ops outside that read nothing but the shape of values that the rule tells it of."""
-        if not self.rule.tells_shape:
-            return frozenset()
+        """The ops outside that read nothing of values inside but a shape that the rule emits."""
         offered = {id(tensor) for tensor in self._offered}
         inner = [t for op in self.forward_nodes for t in op.outputs if id(t) not in offered]
-        users = {op for tensor in inner for op in self.view.users(tensor)}
+        told = filter(self.rule.has_inner_shape, inner)
+        users = {op for tensor in told for op in self.view.users(tensor)}
         return frozenset(op for op in users - self._inside if self.view.types[op] == "Shape")
 
     def _leaks(self):
         replaced = {id(tensor) for tensor in self._offered}
-        ours = self._inside | self.shape_users
         for op in self.nodes:
             for tensor in op.outputs:
                 if id(tensor) in replaced:
                     continue
                 if self.view.is_fetched(tensor):
                     return f"{tensor.name} is an output of the graph"
-                user = self.view.user_besides(tensor, ours)
+                told = self.shape_users if self.rule.has_inner_shape(tensor) else frozenset()
+                user = self.view.user_besides(tensor, self._inside | told)
                 if user is not None:
                     return f"{tensor.name} is also used by {user.name}"
         return None

@@ -310,6 +310,7 @@ class Matcher:
             return op is tensor.op and tensor.value_index == value.port
         if kind is Operand:
             return binding.operands.get(value.name, tensor) is tensor
+        # Most constants need not be read for that.
         return self._view.types[tensor.op] == "Const" or self._view.constant(tensor) is not None
 
     def _reachable(self, binding, todo):

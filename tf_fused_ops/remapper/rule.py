@@ -78,7 +78,6 @@ class Rule(abc.ABC):
             at which backward passes without forward pass are recognized; see `backward_variants`.
         core: What the rule adds its activation or side input to; where that is not found, the rule
             need not be tried.
-        tells_shape: Whether code outside may take the shape of values inside; see `inner_shape`.
         last: Whether the rule gets only what those that are not have left.
     """
 
@@ -93,7 +92,6 @@ class Rule(abc.ABC):
     forward_alone = True
     backward_alone = False
     gradient_ops: ClassVar[dict] = {}
-    tells_shape = False
     last = False
 
     def __init__(self, activation=spellings.NONE, spelling=None, core=None):
@@ -192,8 +190,12 @@ class Rule(abc.ABC):
         """Returns further attributes, which autodiff depends on, of a forward match."""
         return {}
 
+    def has_inner_shape(self, tensor):
+        """Returns whether a value inside a match has the shape that `inner_shape` emits."""
+        return False
+
     def inner_shape(self, match, dtype):
-        """Emits the shape of the values inside a match of a rule that tells it, as a vector."""
+        """Emits the shape of values inside a match, which code outside may read, as a vector."""
         raise NotImplementedError
 
     def check(self, match):

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import tensorflow as tf
 from tensorflow.python.framework import tensor_util
 
+from tf_fused_ops.remapper import folding
+
 _SAME_SHAPE = frozenset(
     {
         "Identity",
@@ -219,19 +221,16 @@ def _gathered(op, axis):
 
 
 def _filled(shape, axis):
-    """Returns where an axis of a tensor of a shape has its size from."""
+    """Returns where an axis of a tensor has its size from, given the op that makes its shape."""
     if shape.type == "Shape":
         return _Origin([(shape.inputs[0], axis)])
     if shape.type != "Pack":
         return _UNKNOWN
-    size = shape.inputs[axis].op
-    if size.type != "StridedSlice" or size.inputs[0].op.type != "Shape":
+    element = folding.element(shape.inputs[axis].op)
+    if element is None or element[0].type != "Shape" or element[0].inputs[0].shape.rank is None:
         return _UNKNOWN
-    # What is packed is a scalar: one element of the shape.
-    source, begin = size.inputs[0].op.inputs[0], tensor_util.constant_value(size.inputs[1])
-    if source.shape.rank is None or begin is None:
-        return _UNKNOWN
-    return _Origin([(source, int(begin[0]) % source.shape.rank)])
+    source = element[0].inputs[0]
+    return _Origin([(source, element[1] % source.shape.rank)])
 
 
 def _indexed(op, axis):
@@ -241,22 +240,25 @@ def _indexed(op, axis):
         return _UNKNOWN
     if op.type == "ExpandDims":
         new = tensor_util.constant_value(op.inputs[1])
-        return _UNKNOWN if new is None else _Origin([(source, axis - (axis > new % rank))])
-    begin_mask, end_mask, new_axes, rest, dropped = (
+        if new is None:
+            return _UNKNOWN
+        return _Origin([(source, axis - (axis > int(new.item()) % rank))])
+    begin_mask, end_mask, new_axis_mask, ellipsis_mask, shrink_mask = (
         op.get_attr(f"{name}_mask")
         for name in ("begin", "end", "new_axis", "ellipsis", "shrink_axis")
     )
     strides = tensor_util.constant_value(op.inputs[3])
-    if rest or dropped or strides is None:
+    if ellipsis_mask or shrink_mask or strides is None:
         return _UNKNOWN
     whole = axis >= len(strides) or ((begin_mask & end_mask) >> axis & 1 and strides[axis] == 1)
-    before = sum(new_axes >> i & 1 for i in range(axis))
+    before = sum(new_axis_mask >> i & 1 for i in range(axis))
     return _Origin([(source, axis - before)]) if whole else _UNKNOWN
 
 
 def _einsum(op, axis):
     operands, _, result = op.get_attr("equation").decode().partition("->")
-    if "." in result:
+    # Dots are no letters.
+    if "." in operands:
         return _UNKNOWN
     # Operands that share a letter have one size there, or the op fails.
     for letters, tensor in zip(operands.split(","), op.inputs, strict=True):

@@ -38,7 +38,6 @@ class Softmax(Rule):
     differentiable = ("x",)
     optional = ("scaled", "masked", "filled", "zeroed", "half")
     fused_ops = ("TfFusedOps>Softmax", "TfFusedOps>SoftmaxGrad")
-    tells_shape = True
 
     def variants(self, view, anchor):
         source = below_cast(anchor.inputs[0].op)
@@ -83,6 +82,10 @@ class Softmax(Rule):
             y = tf.where(mask, y, 0.0)
         return {"y": tf.cast(y, half) if half else y}
 
+    def has_inner_shape(self, tensor):
+        # Besides scores there are shapes, masks, and keys that are transposed.
+        return tensor.dtype.is_floating and tensor.op.type != "Transpose"
+
     def inner_shape(self, match, dtype):
         return tf.shape(match.operands["x"], dtype)
 
@@ -124,16 +127,14 @@ class Softmax(Rule):
 
     def fuse(self, match, training):
         attrs = match.attrs
-        masked = {}
-        if attrs["masked"]:
-            masked = {"masked": attrs["masked_value"], "zero_masked": attrs["zeroed"]}
         outputs = emit(
             self.fused_ops[0],
             match.operands["x"],
             self.mask_of(match),
             scale=self.scale_of(attrs),
+            zero_masked=attrs["zeroed"],
             name=match.fused_name(),
-            **masked,
+            **self.masked_of(attrs),
         )
         return Fused(outputs, (outputs["y"],))
 
@@ -156,6 +157,10 @@ class Softmax(Rule):
 
     def mask_of(self, match):
         return [match.operands["mask"]] if match.attrs["masked"] else []
+
+    def masked_of(self, attrs):
+        """The attribute that says what is in the place of masked scores, if there are any."""
+        return {"masked": attrs["masked_value"]} if attrs["masked"] else {}
 
     def scale_of(self, attrs):
         """The factor of x."""
