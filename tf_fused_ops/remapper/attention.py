@@ -166,8 +166,8 @@ def _spellings(product, output):
     if product.type == "Einsum":
         equations = [op.get_attr("equation") for op in (product, output)]
         scores, values = (
-            _einsum_roles(equation.decode(), transposed)
-            for equation, transposed in zip(equations, (True, False), strict=True)
+            _einsum_roles(equation.decode(), to_scores)
+            for equation, to_scores in zip(equations, (True, False), strict=True)
         )
         if scores and values and scores.heads_first == values.heads_first:
             yield {
@@ -188,7 +188,8 @@ def _spellings(product, output):
 
 
 def _einsum_roles(equation, to_scores):
-    """Returns the _Roles of an equation that makes scores, or of scores, or None."""
+    """Returns the _Roles of an equation that makes scores, or that sums values by weights, or
+    None."""
     inputs, _, result = equation.partition("->")
     factors = inputs.split(",")
     if len(factors) != 2 or not (inputs.replace(",", "") + result).isalpha():
@@ -201,8 +202,8 @@ def _einsum_roles(equation, to_scores):
 
 
 def _letters(left, right, heads_first, to_scores):
-    """Returns what the factors and the result of a product would be, from the letters of two of
-    them, or None."""
+    """Returns the letters that factors and result of a product of attention have, if the left
+    factor has these and the right one a new one where it has to; or None."""
     if len(left) != len(right) or len(left) < 3 or (not heads_first and len(left) != 4):
         return None
     if to_scores:
