@@ -13,7 +13,8 @@ from tf_fused_ops import _library, attention
 from tf_fused_ops.ops import reference
 
 # Batch, queries, keys, heads, depth, value depth: one block and several, parts of a vector and of a
-# step, few heads, whose keys are divided, and many.
+# step, few heads, whose keys are divided, and many; queries
+# for which keys are read as they lie.
 SHAPES = [
     (2, 10, 10, 3, 16, 16),
     (1, 64, 256, 2, 64, 64),
@@ -21,6 +22,9 @@ SHAPES = [
     (3, 67, 33, 6, 17, 5),
     (2, 197, 197, 4, 64, 64),
     (1, 1, 300, 2, 8, 70),
+    (2, 2, 257, 3, 33, 17),
+    (1, 3, 601, 2, 64, 5),
+    (3, 4, 40, 1, 7, 64),
     (2, 300, 1, 1, 3, 1),
     (1, 1100, 7, 1, 9, 33),
 ]

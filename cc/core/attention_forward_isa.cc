@@ -1,6 +1,6 @@
 // Attention, block by block of keys: what has been summed up of a row's values
 // is scaled down whenever a larger score is found.
-#include "cc/core/attention_blocks.h"
+#include "cc/core/attention_few_queries.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -68,6 +68,8 @@ class AttentionForwardWork {
     A* values;  // times sum
   };
 
+  bool few() const { return s_.queries <= kFewQueries; }
+
   template <bool kMask>
   void RunTask(int64_t head, int64_t part, int worker) {
     const auto k =
@@ -88,6 +90,10 @@ class AttentionForwardWork {
     for (int64_t block = 0; block < keys_.count(); ++block) {
       const int64_t key = keys_.Begin(block);
       Panels keys(packed_keys_[worker]), values(packed_values_[worker]);
+      if (few()) {
+        AddFewQueries<kMask>(head, key, keys_.Size(block), k, v, worker, sums);
+        continue;
+      }
       keys.Pack(k.At(key), k.AsColumns(), s_.depth, keys_.Size(block));
       values.Pack(v.At(key), v.AsRows(), keys_.Size(block), s_.value_depth);
       for (int64_t i = first; i < last; ++i) {
@@ -118,24 +124,49 @@ class AttentionForwardWork {
     } else {
       weights.data.first = scores;
     }
-    for (int64_t i = 0; i < rows; ++i) {
-      const std::uint8_t* const keep =
-          kMask ? args_.mask.Row(head * s_.queries + first + i) + key : nullptr;
-      const A before = key > 0 ? sums.largest[i] : -A(__builtin_inf());
-      WeighRow<kMask>(scores + i * score_pitch_, keep, keys.columns(), before,
-                      sums.largest + i, sums.sum + i,
-                      sums.values + i * value_pitch_,
-                      weights.data + i * weights.pitch);
-    }
+    WeighRows<kMask>(head, first, rows, key, keys.columns(), scores, weights,
+                     sums);
     MultiplyBlock<true>(weights, rows, values, key > 0, sums.values,
                         value_pitch_);
   }
 
-  // Turns `n` products into the weights of their keys.
+  // The same, of `n` keys, for all queries there are.
   template <bool kMask>
+  void AddFewQueries(int64_t head, int64_t key, int64_t n,
+                     const HeadRows<const T>& k, const HeadRows<const T>& v,
+                     int worker, const Rows& sums) {
+    const auto q = RowsOfHead(static_cast<const T*>(args_.q), s_, head,
+                              s_.queries, s_.depth);
+    A* const scores = scores_[worker];
+    MultiplyByKeys(q, s_.queries, k, key, n, s_.depth, scores, score_pitch_);
+    WeighRows<kMask>(head, 0, s_.queries, key, n, scores,
+                     BlockRows<A>{{scores, 0}, score_pitch_}, sums);
+    if (key == 0) Zero(sums.values, s_.queries * value_pitch_);
+    AddValues(scores, score_pitch_, s_.queries, v, key, n, s_.value_depth,
+              sums.values, value_pitch_);
+  }
+
+  // Turns products of queries from `first` on into the weights of `n` keys.
+  template <bool kMask, class W>
+  void WeighRows(int64_t head, int64_t first, int64_t rows, int64_t key,
+                 int64_t n, A* scores, const BlockRows<W>& weights,
+                 const Rows& sums) const {
+    for (int64_t i = 0; i < rows; ++i) {
+      const std::uint8_t* const keep =
+          kMask ? args_.mask.Row(head * s_.queries + first + i) + key : nullptr;
+      const A before = key > 0 ? sums.largest[i] : -A(__builtin_inf());
+      WeighRow<kMask>(scores + i * score_pitch_, keep, n, before,
+                      sums.largest + i, sums.sum + i,
+                      sums.values + i * value_pitch_,
+                      weights.data + i * weights.pitch);
+    }
+  }
+
+  // Turns `n` products into the weights of their keys.
+  template <bool kMask, class W>
   TFO_INLINE void WeighRow(A* scores, const std::uint8_t* keep, int64_t n,
                            A before, A* largest, A* sum, A* values,
-                           OperandsIn<E> weights) const {
+                           OperandsIn<W> weights) const {
     const Scores<A, kMask> z_of(args_);
     Vec<A> most = Splat(before);
     ForColumns<A>(n, [&](int64_t j, auto partial, int m) TFO_INLINE_LAMBDA {
@@ -151,15 +182,15 @@ class AttentionForwardWork {
     // From nothing but minus infinity itself nothing can be subtracted.
     const Vec<A> from = top == MinusInfinity<A>() ? Vec<A>{} : top;
     Vec<A> total{};
-    for (int64_t j = 0; j < n; j += kVectorElements<E>) {
-      Vec<A> e[kElements<E>];
+    for (int64_t j = 0; j < n; j += kVectorElements<W>) {
+      Vec<A> e[kElements<W>];
 #pragma GCC unroll 2
-      for (int i = 0; i < kElements<E>; ++i) {
+      for (int i = 0; i < kElements<W>; ++i) {
         const int64_t at = j + i * kLanes<A>;
         e[i] = at < n ? ExpOfNegative<T>(Load(scores + at) - from) : Vec<A>{};
         total += e[i];
       }
-      StoreOperands<E>(weights + j / kElements<E>, e);
+      StoreOperands<W>(weights + j / kElements<W>, e);
     }
     total = OverLanes<A>(
         total, [](Vec<A> a, Vec<A> b) TFO_INLINE_LAMBDA { return a + b; });

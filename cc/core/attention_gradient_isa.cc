@@ -4,7 +4,7 @@
 //   weights = e^(z - largest) * inverse_sum,  dweights = dy v^T
 //   dscores = weights * (dweights - sum of y * dy over a row) * scale
 //   dv = weights^T dy,  dq = dscores k,  dk = dscores^T q
-#include "cc/core/attention_blocks.h"
+#include "cc/core/attention_few_queries.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -141,7 +141,8 @@ class AttentionGradientWork {
       A* const value_sums = key_sums + count * depth_pitch_;
       Panels key_columns(key_columns_[worker]), keys(packed_keys_[worker]);
       Panels value_columns(value_columns_[worker]);
-      key_columns.Pack(k.At(key), k.AsColumns(), s_.depth, count);
+      if (s_.queries > kFewQueries)
+        key_columns.Pack(k.At(key), k.AsColumns(), s_.depth, count);
       value_columns.Pack(v.At(key), v.AsColumns(), s_.value_depth, count);
       keys.Pack(k.At(key), k.AsRows(), count, s_.depth);
       if (s_.queries == 0)
@@ -149,8 +150,8 @@ class AttentionGradientWork {
       for (int64_t i = 0; i < queries_.count(); ++i) {
         const int64_t query = queries_.Begin(i), rows = queries_.Size(i);
         const Factors factors = FactorsOf(worker);
-        ScoreBlock<kMask>(head, i, key, q, dy, key_columns, value_columns,
-                          factors, worker);
+        ScoreBlock<kMask>(head, i, key, count, q, k, dy, key_columns,
+                          value_columns, factors, worker);
         Panels queries(packed_queries_[worker]), dys(packed_dy_[worker]);
         queries.Pack(q.At(query), q.AsRows(), rows, s_.depth);
         dys.Pack(dy.At(query), dy.AsRows(), rows, s_.value_depth);
@@ -176,28 +177,35 @@ class AttentionGradientWork {
                          s_.depth));
   }
 
-  // The factors of a block of queries and of the keys from `key` on.
+  // The factors of a block of queries and of `n` keys from `key` on.
   template <bool kMask>
-  void ScoreBlock(int64_t head, int64_t block, int64_t key,
-                  const HeadRows<const T>& q, const HeadRows<const T>& dy,
-                  const Panels& key_columns, const Panels& value_columns,
-                  const Factors& to, int worker) const {
+  void ScoreBlock(int64_t head, int64_t block, int64_t key, int64_t n,
+                  const HeadRows<const T>& q, const HeadRows<const T>& k,
+                  const HeadRows<const T>& dy, const Panels& key_columns,
+                  const Panels& value_columns, const Factors& to,
+                  int worker) const {
     const int64_t rows = queries_.Size(block), first = queries_.Begin(block);
     const BlockRows<E> query_rows{{query_rows_[worker], query_plane_},
                                   BlockPitch<E>(s_.depth)};
     const BlockRows<E> dy_rows{{dy_rows_[worker], dy_plane_},
                                BlockPitch<E>(s_.value_depth)};
-    GatherRows(q.At(first), q.row, rows, s_.depth, query_rows);
     GatherRows(dy.At(first), dy.row, rows, s_.value_depth, dy_rows);
     A* const products = scores_[worker];
     A* const dweights = products + scores_.size / 2;
-    MultiplyBlock<true>(query_rows, rows, key_columns, false, products,
-                        score_pitch_);
+    // Rounded as in the forward pass, which `largest` is from.
+    if (s_.queries <= kFewQueries) {
+      MultiplyByKeys(q, s_.queries, k, key, n, s_.depth, products,
+                     score_pitch_);
+    } else {
+      GatherRows(q.At(first), q.row, rows, s_.depth, query_rows);
+      MultiplyBlock<true>(query_rows, rows, key_columns, false, products,
+                          score_pitch_);
+    }
     MultiplyBlock<true>(dy_rows, rows, value_columns, false, dweights,
                         score_pitch_);
     for (int64_t i = 0; i < rows; i += kElements<E>)
-      WeighRows<kMask>(head, first, i, Min(rows - i, kElements<E>), key,
-                       key_columns.columns(), products, dweights, to, worker);
+      WeighRows<kMask>(head, first, i, Min(rows - i, kElements<E>), key, n,
+                       products, dweights, to, worker);
     FillUpColumns(to.weight_columns, rows);
     FillUpColumns(to.dscore_columns, rows);
   }
