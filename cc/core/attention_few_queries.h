@@ -2,6 +2,8 @@
 #ifndef TFO_CC_CORE_ATTENTION_FEW_QUERIES_H_
 #define TFO_CC_CORE_ATTENTION_FEW_QUERIES_H_
 
+#include <type_traits>
+
 #include "cc/core/attention_blocks.h"
 
 namespace tfo::TFO_ISA {
@@ -26,6 +28,17 @@ TFO_INLINE void WithFew(int64_t queries, const Body& body) {
   }
 }
 
+// Calls body(j, row) for `n` rows from `first` on.
+template <class T, class Body>
+TFO_INLINE void ForHeadRows(const HeadRows<const T>& x, int64_t first,
+                            int64_t n, int64_t depth, const Body& body) {
+  for (int64_t j = 0; j < n; ++j) {
+    const T* const row = x.At(first + j);
+    if (j + kHeadRowsAhead < n) FetchRun(row + kHeadRowsAhead * x.row, depth);
+    body(j, row);
+  }
+}
+
 // scores[i, j] = q[i] * k[first + j] for `n` keys.
 template <class T>
 void MultiplyByKeys(const HeadRows<const T>& q, int64_t queries,
@@ -34,25 +47,22 @@ void MultiplyByKeys(const HeadRows<const T>& q, int64_t queries,
   using A = Accumulator<T>;
   WithFew(queries, [&](auto count) TFO_INLINE_LAMBDA {
     constexpr int kRows = decltype(count)::value;
-    for (int64_t j = 0; j < n; ++j) {
-      const T* const row = k.At(first + j);
-      if (j + kHeadRowsAhead < n) FetchRun(row + kHeadRowsAhead * k.row, depth);
-      Vec<A> sum[kRows]{};
-      ForColumns<A>(depth,
-                    [&](int64_t c, auto partial, int m) TFO_INLINE_LAMBDA {
-                      constexpr bool kPartial = decltype(partial)::value;
-                      const Vec<A> v = LoadColumns<kPartial>(row + c, m);
+    ForHeadRows(
+        k, first, n, depth, [&](int64_t j, const T* row) TFO_INLINE_LAMBDA {
+          Vec<A> sum[kRows]{};
+          ForColumns<A>(depth,
+                        [&](int64_t c, auto partial, int m) TFO_INLINE_LAMBDA {
+                          constexpr bool kPartial = decltype(partial)::value;
+                          const Vec<A> v = LoadColumns<kPartial>(row + c, m);
 #pragma GCC unroll 4
-                      for (int i = 0; i < kRows; ++i)
-                        sum[i] += v * LoadColumns<kPartial>(q.At(i) + c, m);
-                    });
+                          for (int i = 0; i < kRows; ++i)
+                            sum[i] += v * LoadColumns<kPartial>(q.At(i) + c, m);
+                        });
 #pragma GCC unroll 4
-      for (int i = 0; i < kRows; ++i) {
-        scores[i * pitch + j] =
-            OverLanes<A>(sum[i], [](Vec<A> a, Vec<A> b)
-                                     TFO_INLINE_LAMBDA { return a + b; })[0];
-      }
-    }
+          for (int i = 0; i < kRows; ++i) {
+            scores[i * pitch + j] = SumOverLanes<A>(sum[i])[0];
+          }
+        });
   });
 }
 
@@ -64,19 +74,19 @@ void AddValues(const Accumulator<T>* weights, int64_t pitch, int64_t queries,
   using A = Accumulator<T>;
   WithFew(queries, [&](auto count) TFO_INLINE_LAMBDA {
     constexpr int kRows = decltype(count)::value;
-    for (int64_t j = 0; j < n; ++j) {
-      const T* const row = v.At(first + j);
-      if (j + kHeadRowsAhead < n) FetchRun(row + kHeadRowsAhead * v.row, depth);
-      ForColumns<A>(depth, [&](int64_t c, auto partial,
-                               int m) TFO_INLINE_LAMBDA {
-        const Vec<A> value = LoadColumns<decltype(partial)::value>(row + c, m);
+    ForHeadRows(
+        v, first, n, depth, [&](int64_t j, const T* row) TFO_INLINE_LAMBDA {
+          ForColumns<A>(
+              depth, [&](int64_t c, auto partial, int m) TFO_INLINE_LAMBDA {
+                const Vec<A> value =
+                    LoadColumns<decltype(partial)::value>(row + c, m);
 #pragma GCC unroll 4
-        for (int i = 0; i < kRows; ++i) {
-          A* const to = values + i * value_pitch + c;
-          Store(to, Load(to) + value * weights[i * pitch + j]);
-        }
-      });
-    }
+                for (int i = 0; i < kRows; ++i) {
+                  A* const to = values + i * value_pitch + c;
+                  Store(to, Load(to) + value * weights[i * pitch + j]);
+                }
+              });
+        });
   });
 }
 

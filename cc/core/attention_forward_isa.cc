@@ -32,12 +32,15 @@ class AttentionForwardWork {
     const auto prepare = [&](auto& memory, int64_t size) {
       return memory.Prepare(size, parallel, scratch);
     };
-    return prepare(packed_keys_, Panels::Size(s_.depth, columns)) &&
-           prepare(packed_values_, Panels::Size(columns, s_.value_depth)) &&
-           prepare(query_rows_, kPlanes<E> * query_plane_) &&
-           (!kApart || prepare(weights_, kPlanes<E> * weight_plane_)) &&
-           prepare(scores_, rows * score_pitch_) &&
-           prepare(sums_, blocks_ * rows * (value_pitch_ + 2));
+    if (!prepare(scores_, rows * score_pitch_) ||
+        !prepare(sums_, blocks_ * rows * (value_pitch_ + 2))) {
+      return false;
+    }
+    return few() ||
+           (prepare(packed_keys_, Panels::Size(s_.depth, columns)) &&
+            prepare(packed_values_, Panels::Size(columns, s_.value_depth)) &&
+            prepare(query_rows_, kPlanes<E> * query_plane_) &&
+            (!kApart || prepare(weights_, kPlanes<E> * weight_plane_)));
   }
 
   void Run(const Parallel& parallel) {
@@ -89,11 +92,11 @@ class AttentionForwardWork {
     }
     for (int64_t block = 0; block < keys_.count(); ++block) {
       const int64_t key = keys_.Begin(block);
-      Panels keys(packed_keys_[worker]), values(packed_values_[worker]);
       if (few()) {
         AddFewQueries<kMask>(head, key, keys_.Size(block), k, v, worker, sums);
         continue;
       }
+      Panels keys(packed_keys_[worker]), values(packed_values_[worker]);
       keys.Pack(k.At(key), k.AsColumns(), s_.depth, keys_.Size(block));
       values.Pack(v.At(key), v.AsRows(), keys_.Size(block), s_.value_depth);
       for (int64_t i = first; i < last; ++i) {
@@ -176,9 +179,7 @@ class AttentionForwardWork {
       Store(scores + j, z);
       most = Larger<A>(z, most);
     });
-    const Vec<A> top =
-        OverLanes<A>(most, [](Vec<A> a, Vec<A> b)
-                               TFO_INLINE_LAMBDA { return Larger<A>(a, b); });
+    const Vec<A> top = LargestOverLanes<A>(most);
     // From nothing but minus infinity itself nothing can be subtracted.
     const Vec<A> from = top == MinusInfinity<A>() ? Vec<A>{} : top;
     Vec<A> total{};
@@ -192,8 +193,7 @@ class AttentionForwardWork {
       }
       StoreOperands<W>(weights + j / kElements<W>, e);
     }
-    total = OverLanes<A>(
-        total, [](Vec<A> a, Vec<A> b) TFO_INLINE_LAMBDA { return a + b; });
+    total = SumOverLanes<A>(total);
     *largest = top[0];
     if (before == top[0] || *sum == 0) {
       *sum += total[0];

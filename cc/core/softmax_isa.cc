@@ -43,9 +43,7 @@ void ForwardRow(const SoftmaxArgs& args, int64_t row, const Output<T>& y,
     Store(e + j, z);
     largest = Larger<A>(z, largest);
   });
-  const Vec<A> top =
-      OverLanes<A>(largest, [](Vec<A> a, Vec<A> b)
-                                TFO_INLINE_LAMBDA { return Larger<A>(a, b); });
+  const Vec<A> top = LargestOverLanes<A>(largest);
   const Vec<A> sum =
       SumOver<A>(depth, [&](int64_t j, auto, int) TFO_INLINE_LAMBDA {
         const Vec<A> v = Load(e + j) - top;

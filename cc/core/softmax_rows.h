@@ -32,6 +32,18 @@ TFO_INLINE Vec<A> OverLanes(Vec<A> v, const Combine& combine) {
   }
 }
 
+template <class A>
+TFO_INLINE Vec<A> SumOverLanes(Vec<A> v) {
+  return OverLanes<A>(
+      v, [](Vec<A> a, Vec<A> b) TFO_INLINE_LAMBDA { return a + b; });
+}
+
+template <class A>
+TFO_INLINE Vec<A> LargestOverLanes(Vec<A> v) {
+  return OverLanes<A>(
+      v, [](Vec<A> a, Vec<A> b) TFO_INLINE_LAMBDA { return Larger<A>(a, b); });
+}
+
 // The sum of term(column, Partial<P>, n) over `width` columns, in every lane:
 // block by block, for the digits of long rows.
 template <class A, class Term>
@@ -45,8 +57,7 @@ TFO_INLINE Vec<A> SumOver(int64_t width, const Term& term) {
                   });
     total += sum;
   }
-  return OverLanes<A>(
-      total, [](Vec<A> a, Vec<A> b) TFO_INLINE_LAMBDA { return a + b; });
+  return SumOverLanes<A>(total);
 }
 
 // n bytes, each in a lane of its own; GCC 12 would move them one by one.

@@ -163,8 +163,10 @@ class Candidate:
         offered = {id(tensor) for tensor in self._offered}
         inner = [t for op in self.forward_nodes for t in op.outputs if id(t) not in offered]
         told = filter(self.rule.has_inner_shape, inner)
-        users = {op for tensor in told for op in self.view.users(tensor)}
-        return frozenset(op for op in users - self._inside if self.view.types[op] == "Shape")
+        # In their order, so that ops are emitted in the same one from run to run.
+        users = dict.fromkeys(op for tensor in told for op in self.view.users(tensor))
+        shapes = (op for op in users if self.view.types[op] == "Shape")
+        return tuple(op for op in shapes if op not in self._inside)
 
     def _leaks(self):
         replaced = {id(tensor) for tensor in self._offered}
@@ -174,8 +176,8 @@ class Candidate:
                     continue
                 if self.view.is_fetched(tensor):
                     return f"{tensor.name} is an output of the graph"
-                told = self.shape_users if self.rule.has_inner_shape(tensor) else frozenset()
-                user = self.view.user_besides(tensor, self._inside | told)
+                told = self.shape_users if self.rule.has_inner_shape(tensor) else ()
+                user = self.view.user_besides(tensor, self._inside.union(told))
                 if user is not None:
                     return f"{tensor.name} is also used by {user.name}"
         return None
