@@ -18,7 +18,7 @@ TFO_INLINE void Swap(std::int64_t& a, std::int64_t& b) {
   a = b;
   b = old;
 }
-TFO_INLINE std::int64_t CeilDiv(std::int64_t a, std::int64_t b) {
+TFO_INLINE constexpr std::int64_t CeilDiv(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 TFO_INLINE std::int64_t GreatestCommonDivisor(std::int64_t a, std::int64_t b) {

@@ -26,6 +26,7 @@ SoftmaxForwardFunction SoftmaxForward;
 SoftmaxGradientFunction SoftmaxGradient;
 AttentionForwardFunction AttentionForward;
 AttentionGradientFunction AttentionGradient;
+DropoutFunction DropOut;
 MultiplyAddFunction MultiplyAdd;
 CopyFunction Copy;
 
@@ -51,6 +52,7 @@ const Kernels kKernels = {TFO_STRING(TFO_ISA),
                           &SoftmaxGradient,
                           &AttentionForward,
                           &AttentionGradient,
+                          &DropOut,
                           &MultiplyAdd,
                           &Copy};
 

@@ -3,6 +3,7 @@
 from tf_fused_ops.ops.attention import attention
 from tf_fused_ops.ops.batch_norm import batch_norm_act
 from tf_fused_ops.ops.conv import conv2d_bias_act
+from tf_fused_ops.ops.dropout import dropout
 from tf_fused_ops.ops.elementwise import act
 from tf_fused_ops.ops.group_norm import group_norm_act
 from tf_fused_ops.ops.layer_norm import layer_norm, rms_norm
@@ -16,6 +17,7 @@ __all__ = [
     "attention",
     "batch_norm_act",
     "conv2d_bias_act",
+    "dropout",
     "group_norm_act",
     "layer_norm",
     "matmul_bias_act",

@@ -90,6 +90,32 @@ def scaled(x, scale, masked):
     return (x, scale, masked) if _decimals.survives(scale) else (x * scale, 1.0, masked)
 
 
+def dropped(name, rate, x):
+    """Returns x, the rate called `name` and the scale of what dropout leaves, as an op has them: x
+    is scaled by what has more digits than an attribute of an op on float64."""
+    rate = number(name, rate)
+    if not 0 <= rate < 1:
+        raise ValueError(f"{name} must be at least 0 and less than 1; got {rate}")
+    scale = 1 / (1 - rate)
+    if x.dtype != tf.float64:
+        return x, rate, scale
+    if not _decimals.survives(rate):
+        raise ValueError(f"{name} has more digits than an attribute of the op; got {rate}")
+    return (x, rate, scale) if _decimals.survives(scale) else (x * scale, rate, 1.0)
+
+
+def random_words(name, seed):
+    """Returns key and counter of the random words that stateless ops draw for a seed."""
+    try:
+        seed = tf.convert_to_tensor(seed, name=name)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} cannot be converted to a tensor: {error}") from error
+    if seed.dtype not in (tf.int32, tf.int64) or not seed.shape.is_compatible_with([2]):
+        got = f"{seed.dtype.name} of shape {seed.shape}"
+        raise ValueError(f"{name} must be two integers, int32 or int64; got {got}")
+    return tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+
+
 def four(name, value, data_format):
     """Returns strides or dilations as four integers in the order of data_format."""
     values = list(value) if isinstance(value, (list, tuple)) else [value]

@@ -17,7 +17,7 @@ _LARGE_IMAGE = 1 << 20
 def attributes(op, *names):
     """Returns the named attributes of an operation as Python values."""
     values = {name: op.get_attr(name) for name in names}
-    for name in values.keys() & {"epsilon", "momentum", "scale", "masked"}:
+    for name in values.keys() & {"epsilon", "momentum", "scale", "masked", "rate"}:
         values[name] = _decimals.as_written(values[name])
     return {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
 

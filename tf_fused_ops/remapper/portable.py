@@ -231,6 +231,10 @@ def _attention_grad(op):
     return reference.attention_grad(*arguments, **_attributes(op, _ATTENTION))
 
 
+def _dropout(op):
+    return [reference.dropout(*op.inputs, **_attributes(op, ["rate", "scale"]))]
+
+
 def _softmax(op):
     return [reference.softmax(*op.inputs, **_attributes(op, ["scale", "masked", "zero_masked"]))]
 
@@ -254,6 +258,7 @@ _STOCK = {
     "TfFusedOps>MaxPoolActGrad": _max_pool_grad,
     "TfFusedOps>Attention": _attention,
     "TfFusedOps>AttentionGrad": _attention_grad,
+    "TfFusedOps>Dropout": _dropout,
     "TfFusedOps>Softmax": _softmax,
     "TfFusedOps>SoftmaxGrad": _softmax_grad,
     "TfFusedOps>BatchNormAct": _batch_norm,

@@ -14,6 +14,7 @@ from tf_fused_ops.remapper import (
     conv_batch_norm,
     conv_moments,
     convolution,
+    dropout,
     elementwise,
     group_norm,
     layer_norm,
@@ -77,6 +78,7 @@ def _table():
     yield max_pool.ReluMaxPool()
     yield attention.Attention()
     yield softmax.Softmax()
+    yield dropout.Dropout()
     for root in layer_norm.ROOTS:
         yield layer_norm.LayerNorm(anchor=root)
         yield layer_norm.RmsNorm(anchor=root)

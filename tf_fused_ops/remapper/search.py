@@ -314,7 +314,8 @@ def _traced(code, names, dtype, attrs):
 def _joint_pattern(rule, specs, attrs):
     """Returns the pattern of a rule's stock code with its gradient, for operands of exactly these
     static shapes."""
-    shapes = {name: spec.shape.as_list() for name, spec in specs}
+    # Integers are few, and none of them an element of data.
+    shapes = {name: spec.shape.as_list() for name, spec in specs if not spec.dtype.is_integer}
     # In order of appearance, so that layers that differ in their sizes alone share a pattern.
     sizes = dict.fromkeys(n for shape in shapes.values() for n in shape if n not in (None, 0, 1))
     if len(sizes) > len(_PRIMES) or not rule.scalable(_unhashed(attrs), shapes):
@@ -322,6 +323,8 @@ def _joint_pattern(rule, specs, attrs):
     primes = dict(zip(sizes, _PRIMES, strict=False))
     scaled = tuple(
         (name, tf.TensorSpec([primes.get(size, size) for size in spec.shape], spec.dtype))
+        if name in shapes
+        else (name, spec)
         for name, spec in specs
     )
     attrs = rule.scale(_unhashed(attrs), primes)

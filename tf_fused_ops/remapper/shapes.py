@@ -32,6 +32,7 @@ _SAME_SHAPE = frozenset(
         "LogicalNot",
         "MatrixBandPart",
         "TfFusedOps>Act",
+        "TfFusedOps>Dropout",
         "TfFusedOps>GroupNormAct",
         "TfFusedOps>LayerNorm",
         "TfFusedOps>Softmax",

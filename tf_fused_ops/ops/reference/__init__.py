@@ -12,6 +12,7 @@ from tf_fused_ops.ops.reference.batch_norm import (
 )
 from tf_fused_ops.ops.reference.channels import pack_mask
 from tf_fused_ops.ops.reference.conv import conv2d_bias_act, conv2d_bias_act_grad, ungrouped
+from tf_fused_ops.ops.reference.dropout import dropout
 from tf_fused_ops.ops.reference.elementwise import act, act_grad
 from tf_fused_ops.ops.reference.group_norm import (
     group_norm_act,
@@ -47,6 +48,7 @@ __all__ = [
     "batch_norm_statistics",
     "conv2d_bias_act",
     "conv2d_bias_act_grad",
+    "dropout",
     "group_norm_act",
     "group_norm_act_grad",
     "group_norm_statistics",

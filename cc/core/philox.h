@@ -1,0 +1,99 @@
+// Random words by Philox4x32-10 (Salmon et al., "Parallel random numbers: as
+// easy as 1, 2, 3", SC 2011), the generator of TensorFlow's random ops: block i
+// of four words is a function of key and counter + i.
+#ifndef TFO_CC_CORE_PHILOX_H_
+#define TFO_CC_CORE_PHILOX_H_
+
+#include <cstdint>
+
+#include "cc/core/dropout.h"
+#include "cc/core/integers.h"
+#include "cc/core/simd.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+typedef std::uint64_t Uint64Vec
+    __attribute__((vector_size(TFO_VECTOR_BYTES)));
+
+constexpr int kPhiloxRounds = 10;
+constexpr std::uint32_t kPhiloxFactors[] = {0xD2511F53, 0xCD9E8D57};
+constexpr std::uint32_t kPhiloxWeyl[] = {0x9E3779B9, 0xBB67AE85};
+
+// One lane each.
+constexpr int64_t kPhiloxBlocks = TFO_VECTOR_BYTES / 8;
+constexpr int64_t kPhiloxWords = 4 * kPhiloxBlocks;
+
+// The products of the lanes' lower halves. One instruction, which the compilers
+// do not find.
+TFO_INLINE Uint64Vec MultiplyLowerHalves(Uint64Vec a, Uint64Vec b) {
+#if defined(__AVX512F__)
+  return (Uint64Vec)_mm512_maskz_mul_epu32(0xff, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (Uint64Vec)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif defined(__x86_64__)
+  return (Uint64Vec)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#else
+  return (a & 0xffffffffu) * (b & 0xffffffffu);
+#endif
+}
+
+// Stores the words of kPhiloxBlocks blocks from block `first` on.
+TFO_INLINE void StorePhilox(const Philox& random, std::uint64_t first,
+                            std::uint32_t* words) {
+  // Blocks are in the order in which instructions interleave halves of 128
+  // bits.
+  Uint64Vec index;
+  for (int l = 0; l < kPhiloxBlocks; ++l)
+    index[l] = first + l / 2 + (l % 2 != 0 ? kPhiloxBlocks / 2 : 0);
+  const Uint64Vec low = index + random.counter[0];
+  // A comparison that holds is -1.
+  const Uint64Vec high = random.counter[1] - (Uint64Vec)(low < index);
+  // The upper halves of lanes are never read.
+  Uint64Vec c[] = {low, low >> 32, high, high >> 32};
+  std::uint32_t key[] = {static_cast<std::uint32_t>(random.key),
+                         static_cast<std::uint32_t>(random.key >> 32)};
+#pragma GCC unroll 10
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const Uint64Vec even =
+        MultiplyLowerHalves(c[0], Uint64Vec{} + kPhiloxFactors[0]);
+    const Uint64Vec odd =
+        MultiplyLowerHalves(c[2], Uint64Vec{} + kPhiloxFactors[1]);
+    c[0] = (odd >> 32) ^ c[1] ^ key[0];
+    c[1] = odd;
+    c[2] = (even >> 32) ^ c[3] ^ key[1];
+    c[3] = even;
+    for (int i = 0; i < 2; ++i) key[i] += kPhiloxWeyl[i];
+  }
+  const Uint64Vec begin = (c[0] & 0xffffffffu) | c[1] << 32;
+  const Uint64Vec end = (c[2] & 0xffffffffu) | c[3] << 32;
+  Uint64Vec even, odd;
+  for (int l = 0; l < kPhiloxBlocks; ++l) {
+    even[l] = l % 2 == 0 ? l : l - 1 + kPhiloxBlocks;
+    odd[l] = l % 2 == 0 ? l + 1 : l + kPhiloxBlocks;
+  }
+  const Uint64Vec blocks[] = {__builtin_shuffle(begin, end, even),
+                              __builtin_shuffle(begin, end, odd)};
+  __builtin_memcpy(words, blocks, sizeof(blocks));
+}
+
+// Room for `count` words that begin anywhere in a block.
+constexpr int64_t PhiloxRoom(int64_t count) {
+  return CeilDiv(count + 3, kPhiloxWords) * kPhiloxWords;
+}
+
+// Returns where in `room` the words from number `first` on are, `count` of
+// them.
+TFO_INLINE const std::uint32_t* PhiloxWords(const Philox& random,
+                                            std::uint64_t first, int64_t count,
+                                            std::uint32_t* room) {
+  const int64_t skipped = static_cast<int64_t>(first % 4);
+  for (int64_t i = 0; i < skipped + count; i += kPhiloxWords)
+    StorePhilox(random, (first + static_cast<std::uint64_t>(i)) / 4, room + i);
+  return room + skipped;
+}
+
+}  // namespace
+}  // namespace tfo::TFO_ISA
+
+#endif  // TFO_CC_CORE_PHILOX_H_

@@ -1,0 +1,127 @@
+"""The rule for dropout with random numbers of a seed."""
+
+from typing import ClassVar
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import tensor_util
+
+from tf_fused_ops.ops import _decimals
+from tf_fused_ops.remapper import shapes
+from tf_fused_ops.remapper.emission import emit
+from tf_fused_ops.remapper.rule import Fused, Rule
+
+# Where random words begin: operand -> how many of 64 bits.
+RANDOM = {"rng_key": 1, "rng_counter": 2}
+# What a processor takes for Philox: its number, and that of the choice by device.
+_PHILOX = (1, 3)
+
+
+class Dropout(Rule):
+    """where(uniform >= rate, x * scale, 0), the uniform numbers being drawn by Philox.
+
+    Variants, by attribute:
+        alg: The generator's number.
+        ranged: Whether the numbers are scaled to the range from 0 to 1 that they have.
+    """
+
+    family = "dropout"
+    anchor = "StatelessRandomUniformV2"
+    operands: ClassVar = {"x": (), "shape": (1,), "rng_key": (1,), "rng_counter": (1,)}
+    differentiable = ("x",)
+    fused_ops = ("TfFusedOps>Dropout",)
+    # What has dropout inside comes first.
+    last = True
+
+    def variants(self, view, anchor):
+        return draws(view, anchor)
+
+    def parameters(self, attrs):
+        return dict.fromkeys(("rate", "kept_scale"), (0, None))
+
+    def operand_dtype(self, name, dtype, attrs):
+        return dtype if name == "x" else random_dtype(name, attrs)
+
+    def scalable(self, attrs, shapes):
+        return True
+
+    def stock(self, attrs, x, shape, rng_key, rng_counter):
+        return {"y": drop(attrs, x, shape, rng_key, rng_counter)}
+
+    def check(self, match):
+        x, shape = match.operands["x"], match.operands["shape"]
+        if not _is_shape_of(shape, x):
+            return f"random numbers of shape {shape.name} may be broadcast to {x.name}"
+        return objection(match, x.dtype)
+
+    def fuse(self, match, training):
+        return Fused({"y": self._emit(match, match.operands["x"], "")})
+
+    def fuse_gradient(self, match, fused, dy, wanted):
+        return {"x": self._emit(match, dy, "_grad")}
+
+    def describe(self, match):
+        y, x = match.outputs["y"].op.name, match.operands["x"].op.name
+        return "Dropout", f"dropout={y} input={x}"
+
+    def _emit(self, match, x, suffix):
+        rate, scale = numbers(match.attrs)
+        random = [match.operands[name] for name in RANDOM]
+        name = match.fused_name(suffix)
+        return emit(self.fused_ops[0], x, *random, rate=rate, scale=scale, name=name)["y"]
+
+
+def draws(view, anchor):
+    """Yields the forms that uniform numbers may have at the op that draws them, as {attribute:
+    value}."""
+    alg = view.constant(anchor.inputs[3])
+    if alg is None or alg.ndim or alg not in _PHILOX:
+        return
+    types = {view.types[op] for op in view.users(anchor.outputs[0])}
+    shape_type = anchor.inputs[0].dtype
+    yield {"alg": int(alg), "ranged": "Mul" in types, "shape_type": shape_type}
+
+
+def random_dtype(name, attrs):
+    """Returns the dtype of an operand that says which numbers are drawn."""
+    return attrs["shape_type"] if name == "shape" else tf.uint64
+
+
+def drop(attrs, x, shape, rng_key, rng_counter):
+    """The stock code."""
+    uniform = tf.raw_ops.StatelessRandomUniformV2(
+        shape=shape, key=rng_key, counter=rng_counter, alg=attrs["alg"], dtype=x.dtype
+    )
+    # What the gradient depends on is known only of a shape that is a constant.
+    uniform.set_shape(x.shape)
+    if attrs["ranged"]:
+        low, high = tf.constant(0, x.dtype), tf.constant(1, x.dtype)
+        uniform = uniform * (high - low) + low
+    return tf.where(uniform >= attrs["rate"], x * attrs["kept_scale"], tf.constant(0, x.dtype))
+
+
+def numbers(attrs):
+    """Returns the rate and the scale of what is kept."""
+    return float(attrs["rate"]), float(attrs["kept_scale"])
+
+
+def objection(match, dtype):
+    """Returns why the fused op would not draw, or not scale, as stock code does, or None."""
+    for name, size in RANDOM.items():
+        if match.operands[name].shape != (size,):
+            return f"{match.operands[name].name} is not known to have {size} elements"
+    for number in numbers(match.attrs):
+        # Neither is NaN a number for the attribute.
+        if not abs(number) <= float(np.finfo(np.float32).max):
+            return f"the rate or the scale is {number}"
+        if dtype == tf.float64 and not _decimals.survives(number):
+            return f"{number} has more digits than an attribute of the fused op"
+    return None
+
+
+def _is_shape_of(shape, x):
+    """Returns whether a vector is known to be the shape of x."""
+    if shape.op.type == "Shape":
+        return shape.op.inputs[0] is x or shapes.same_shape(shape.op.inputs[0], x)
+    sizes = tensor_util.constant_value(shape)
+    return sizes is not None and x.shape.is_fully_defined() and tuple(sizes) == tuple(x.shape)
