@@ -22,6 +22,8 @@ FUSED = {
     "softmax": "TfFusedOps>Softmax",
     "activation": "TfFusedOps>Act",
 }
+# Which is its own gradient.
+DROPOUT = "TfFusedOps>Dropout"
 
 
 def values(*shapes, dtype="float32", seed=0):
@@ -196,9 +198,11 @@ def check(fn, args, rules, gradients=0, unknown_batch=(), units=64):
     assert rule_counts(compiled) == rules, told
     assert gradient_count(compiled) == gradients, told
     counts = op_counts(compiled.get_concrete_function())
-    fused = sum(counts[op] for op in FUSED.values())
+    dropouts = rules.get("dropout", 0)
+    assert counts[DROPOUT] >= dropouts, counts
+    fused = sum(counts[op] for op in FUSED.values()) + dropouts
     assert fused == sum(n for name, n in rules.items() if not name.endswith("_grad")), counts
-    gradient_ops = sum(counts[f"{op}Grad"] for op in FUSED.values())
+    gradient_ops = sum(counts[f"{op}Grad"] for op in FUSED.values()) + counts[DROPOUT] - dropouts
     assert gradient_ops in gradient_op_counts(compiled), counts
     assert_same(found, expected, units)
     return compiled

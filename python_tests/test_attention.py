@@ -30,6 +30,8 @@ SHAPES = [
 ]
 NAMES = ("y", "query_grad", "key_grad", "value_grad")
 MASKED = -3e38
+# Of dropout.
+SEED = (7, 5)
 
 
 def layout(heads_first):
@@ -52,8 +54,9 @@ def mask_for(shape, seed=0):
     return np.random.default_rng(seed).uniform(size=shape) < 0.7
 
 
-def stock(mask=None, scale=1.0, heads_first=False):
-    """As people write it; half precision in float32 where Keras has it."""
+def stock(mask=None, scale=1.0, heads_first=False, zero_masked=False, rate=0.0, dtype=None):
+    """As people write it; half precision in float32 where Keras has it. The random numbers of a
+    dropout are of a dtype, if it is not that of the operands."""
     _, to_scores, to_output = layout(heads_first)
 
     def function(query, key, value):
@@ -61,7 +64,14 @@ def stock(mask=None, scale=1.0, heads_first=False):
         z = (tf.cast(z, tf.float32) if z.dtype.size == 2 else z) * scale
         if mask is not None:
             z = tf.where(mask, z, tf.constant(MASKED, z.dtype))
-        return tf.einsum(to_output, tf.cast(tf.nn.softmax(z), value.dtype), value)
+        weights = tf.cast(tf.nn.softmax(z), value.dtype)
+        if zero_masked:
+            weights = tf.where(mask, weights, tf.zeros_like(weights))
+        if rate:
+            ones = tf.ones(weights.shape, dtype or weights.dtype)
+            factors = tf.nn.experimental.stateless_dropout(ones, rate, seed=SEED)
+            weights *= tf.cast(factors, weights.dtype)
+        return tf.einsum(to_output, weights, value)
 
     return function
 
@@ -72,12 +82,17 @@ def outputs(function, query, key, value, dy):
     return [function(*operands), *gradients_of(function, operands, tf.constant(dy))]
 
 
-def check(shape, dtype, mask=None, scale=0.2, heads_first=False, seed=0):
+def check(
+    shape, dtype, mask=None, scale=0.2, heads_first=False, zero_masked=False, rate=0.0, seed=0
+):
     args = tensors(shape, dtype, heads_first, seed)
-    theirs = stock(mask, scale, heads_first)
+    theirs = stock(mask, scale, heads_first, zero_masked, rate, tf.as_dtype(dtype))
+    options = {"heads_first": heads_first, "zero_masked": zero_masked}
+    if rate:
+        options |= {"dropout_rate": rate, "seed": SEED}
 
     def ours(query, key, value):
-        return attention(query, key, value, mask, scale, heads_first=heads_first)
+        return attention(query, key, value, mask, scale, **options)
 
     runs = outputs(ours, *args), outputs(theirs, *args)
     wide = [value.astype(np.float64) for value in args]
@@ -106,14 +121,38 @@ def test_forward_and_gradient(shape, heads_first, dtype, isa):
     dtype=st.sampled_from(cases.DTYPES),
     scale=st.sampled_from([1.0, 0.1, -0.3]),
     heads_first=st.booleans(),
+    zero_masked=st.booleans(),
+    rate=st.sampled_from([0.0, 0.5]),
     seed=st.integers(0, 1000),
 )
-def test_random_shapes(shape, kept, dtype, scale, heads_first, seed):
+def test_random_shapes(shape, kept, dtype, scale, heads_first, zero_masked, rate, seed):
     """Of masks, some dimensions, and the first ones, are broadcast."""
     batch, queries, keys, heads, *_ = shape
     sizes = [size if kept >> i & 1 else 1 for i, size in enumerate((batch, heads, queries))]
     mask = mask_for([*sizes, keys][kept % 4 :], seed) if kept & 16 else None
-    check(shape, dtype, mask, scale, heads_first, seed)
+    zero_masked &= mask is not None
+    check(shape, dtype, mask, scale, heads_first, zero_masked, rate, seed)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("shape", SHAPES[2:8:2], ids=str)
+def test_dropout(shape, masked, dtype, isa):
+    """The weights that stock drops out for the seed; half of a number is exact in all dtypes."""
+    batch, queries, keys, *_ = shape
+    mask = mask_for((batch, 1, queries, keys)) if masked else None
+    check(shape, dtype, mask, heads_first=masked, zero_masked=masked, rate=0.5)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_zeros_where_nothing_is_kept(dtype, isa):
+    shape = (1, 5, 300, 2, 8, 4)
+    mask = mask_for((5, 300))
+    mask[1] = False
+    check(shape, dtype, mask, zero_masked=True)
+    args = tensors(shape, dtype)[:3]
+    assert not tf.cast(attention(*args, mask, zero_masked=True)[:, 1], tf.float32).numpy().any()
+    assert tf.cast(attention(*args, mask)[:, 1], tf.float32).numpy().all()
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
@@ -247,11 +286,13 @@ def problem():
 
 
 def masked(query, key, value):
-    return attention(query, key, value, MASK, 0.5)
+    return attention(query, key, value, MASK, 0.5, dropout_rate=0.5, seed=SEED)
 
 
 def by_reference(query, key, value):
-    return reference.attention(query, key, value, MASK, scale=0.5, masked=MASKED)[0]
+    random = tf.raw_ops.StatelessRandomGetKeyCounter(seed=SEED)
+    options = {"scale": 0.5, "masked": MASKED, "dropout_rate": 0.5, "dropout_scale": 2.0}
+    return reference.attention(query, key, value, MASK, random, **options)[0]
 
 
 def test_against_finite_differences():
@@ -273,14 +314,24 @@ def test_second_order():
 def test_what_the_op_keeps_has_gradients(watched):
     """They are stock's."""
     operands = problem()[:3]
-    options = {"scale": 0.5, "masked": MASKED, "heads_first": False}
+    options = {"scale": 0.5, "masked": MASKED, "dropout_rate": 0.25, "dropout_scale": 1.5}
+    random = tf.raw_ops.StatelessRandomGetKeyCounter(seed=SEED)
 
     def ours(query, key, value):
-        raw = _library.ops.tf_fused_ops_attention
-        return raw(query=query, key=key, value=value, mask=[MASK], U=tf.float64, **options)
+        rng_key, rng_counter = ([words] for words in random)
+        return _library.ops.tf_fused_ops_attention(
+            query=query,
+            key=key,
+            value=value,
+            mask=[MASK],
+            rng_key=rng_key,
+            rng_counter=rng_counter,
+            U=tf.float64,
+            **options,
+        )
 
     def theirs(*tensors):
-        return reference.attention(*tensors, MASK, **options)
+        return reference.attention(*tensors, MASK, random, **options)
 
     gradients = []
     for function in (ours, theirs):

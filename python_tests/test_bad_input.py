@@ -14,6 +14,7 @@ from tf_fused_ops.ops import (
     attention,
     batch_norm_act,
     conv2d_bias_act,
+    dropout,
     group_norm_act,
     layer_norm,
     matmul_bias_act,
@@ -37,12 +38,18 @@ OPS = {
     "group_norm": (functools.partial(group_norm_act, groups=3), GROUP_NORM),
     "softmax": (softmax, SOFTMAX),
     "attention": (attention, ATTENTION),
+    "dropout": (functools.partial(dropout, rate=0.1, seed=[1, 2]), {"x": (2, 5)}),
+    "dropped_attention": (
+        functools.partial(attention, dropout_rate=0.1, seed=[1, 2]),
+        ATTENTION,
+    ),
     "masked_attention": (
         lambda query, key, value, mask: attention(query, key, value, mask > 0),
         ATTENTION | {"mask": (2, 1, 5, 6)},
     ),
     "masked_softmax": (lambda x, mask: softmax(x, mask > 0), SOFTMAX | {"mask": (2, 1, 3)}),
 }
+DROPPING = ("dropout", "dropped_attention")
 
 # (op, what is wrong, the argument that the error names). A tuple of integers is a tensor's shape.
 WRONG_SHAPES = [
@@ -148,6 +155,16 @@ WRONG_ATTRIBUTES = [
     *[("softmax", {name: v}, name) for name in ("scale", "masked") for v in ("two", None)],
     *[("attention", {name: "two"}, name) for name in ("scale", "masked")],
     *[
+        ("dropout", {"rate": v}, "rate")
+        for v in ("two", None, -0.1, 1, 1.5, float("nan"), float("inf"))
+    ],
+    *[("dropped_attention", {"dropout_rate": v}, "dropout_rate") for v in ("two", -1, 1)],
+    *[
+        (op, {"seed": v}, "seed")
+        for op in DROPPING
+        for v in (None, 3, [1], [1, 2, 3], [[1, 2]], [1.0, 2.0], "ab")
+    ],
+    *[
         (op, wrong, next(iter(wrong)))
         for op in ("softmax", "attention")
         for wrong in (
@@ -171,6 +188,7 @@ WRONG_DTYPES = [
     ("matmul", {"bias": tf.float64}, "bias"),
     ("group_norm", {"x": tf.int32}, "x"),
     ("softmax", {"x": tf.int32}, "x"),
+    ("dropout", {"x": tf.int32}, "x"),
     ("attention", {"query": tf.int32}, "query"),
     ("attention", {"key": tf.float64}, "key"),
     ("attention", {"value": tf.float16}, "value"),
@@ -293,12 +311,13 @@ RAW |= {
     },
     "softmax": SOFTMAX | {"mask": []},
     "softmax_grad": {**dict.fromkeys(("dy", "y"), (2, 5, 3)), "mask": []},
-    "attention": ATTENTION | {"mask": []},
+    "dropout": {"x": (2, 5), "rng_key": (1,), "rng_counter": (2,), "rate": 0.5, "scale": 2.0},
+    "attention": ATTENTION | {"mask": [], "rng_key": [], "rng_counter": []},
     "attention_grad": {
         **ATTENTION,
         **dict.fromkeys(("dy", "y"), (2, 5, 3, 7)),
         **dict.fromkeys(("largest", "inverse_sum"), (2, 3, 5)),
-        "mask": [],
+        **{"mask": [], "rng_key": [], "rng_counter": []},
     },
     "batch_norm_moments": {"x": (2, 5, 3)},
     "batch_norm_apply": {**BATCH_NORM, "moments": (2, 3, 3), "side_input": []},
@@ -353,6 +372,17 @@ WRONG_RAW_CALLS = [
     ("attention_grad", {"key": (2, 6, 3, 3)}, "key"),
     ("attention_grad", {"largest": (2, 5, 3)}, "largest"),
     ("attention_grad", {"inverse_sum": ()}, "inverse_sum"),
+    *[("dropout", {"rng_key": v}, "rng_key") for v in ((), (0,), (2,), (1, 1))],
+    *[("dropout", {"rng_counter": v}, "rng_counter") for v in ((), (1,), (3,), (2, 1))],
+    *[
+        (op, {"rng_key": [(2,)], "rng_counter": [(2,)]}, "rng_key")
+        for op in ("attention", "attention_grad")
+    ],
+    *[
+        (op, {"rng_key": [(1,)], "rng_counter": [(1, 2)]}, "rng_counter")
+        for op in ("attention", "attention_grad")
+    ],
+    ("attention", {"rng_key": [(1,)] * 2, "rng_counter": [(2,)] * 2}, "rng"),
     ("layer_norm_grad", {"dy": (2, 5, 1)}, "dy"),
     ("layer_norm_grad", {"dy": (10, 3)}, "dy"),
     ("layer_norm_grad", {"scale": (1,)}, "scale"),
@@ -380,6 +410,7 @@ WRONG_RAW_CALLS = [
 def ones(name, value):
     if isinstance(value, tuple):
         dtypes = {"mask": tf.uint8, "moments": tf.float64, "sums": tf.float64}
+        dtypes |= dict.fromkeys(("rng_key", "rng_counter"), tf.uint64)
         return tf.ones(value, dtypes.get(name, tf.float32))
     if isinstance(value, list):
         return [ones(name, v) for v in value]

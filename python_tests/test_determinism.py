@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 from tf_fused_ops import _library
 from tf_fused_ops.ops import (
-    act, attention, batch_norm_act, conv2d_bias_act, group_norm_act, layer_norm,
-    matmul_bias_act, softmax,
+    act, attention, batch_norm_act, conv2d_bias_act, dropout, group_norm_act,
+    layer_norm, matmul_bias_act, softmax,
 )
 
 rng = np.random.default_rng(0)
@@ -38,6 +38,7 @@ def show(function, *inputs):
 for dtype in ("float32", "bfloat16"):
     show(lambda x: act(x, "gelu"), tensor(dtype, 301, 307))
     show(lambda x: act(x, "silu"), tensor(dtype, 2111, 1103))
+    show(lambda x: dropout(x, 0.1, [3, 4]), tensor(dtype, 2111, 1103))
     for strides in (1, 2):
         show(
             lambda x, w, b: conv2d_bias_act(x, w, b, strides=strides, activation="silu"),
@@ -66,7 +67,9 @@ for dtype in ("float32", "bfloat16"):
     # Heads whose keys are divided among tasks, and several blocks of queries and keys.
     for batch, heads in ((1, 2), (4, 5)):
         show(
-            lambda query, key, value: attention(query, key, value, key[:, None, None, :, 0, 0] > 0),
+            lambda query, key, value: attention(
+                query, key, value, key[:, None, None, :, 0, 0] > 0, dropout_rate=0.2, seed=[3, 4]
+            ),
             *(tensor(dtype, batch, length, heads, 33) for length in (197, 601, 601)),
         )
     # Images that are shared among threads, and others.
@@ -88,7 +91,7 @@ for dtype in ("float32", "bfloat16"):
 def test_bitwise_equal_for_any_number_of_threads_and_from_run_to_run(run_python):
     first, *others = (run_python(PROGRAM, *ISAS, threads=threads) for threads in (1, 2, 3))
     lines = [line.split() for line in first.splitlines()]
-    assert [line[0] for line in lines] == ISAS * 36
+    assert [line[0] for line in lines] == ISAS * 38
     assert all(len(line) == 2 for line in lines), first
     for other in others:
         assert other == first

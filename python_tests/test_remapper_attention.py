@@ -55,6 +55,31 @@ def zeroed(query, key, value):
     return tf.einsum("bhqk,bkhd->bqhd", weights, value)
 
 
+def flipped(query, key, value):
+    """As Keras spells einsum."""
+    keys, columns = (tf.transpose(x, p) for x, p in ((key, [0, 2, 1, 3]), (query, [0, 2, 3, 1])))
+    weights = tf.nn.softmax(tf.transpose(keys @ columns, [0, 1, 3, 2]) * 0.5)
+    return tf.transpose(weights @ tf.transpose(value, [0, 2, 1, 3]), [0, 2, 1, 3])
+
+
+def dropping(scores, output, mask=None, **options):
+    """With dropout between the products."""
+
+    def chain(query, key, value):
+        z = scores(query, key)
+        weights = tf.nn.softmax(z if mask is None else tf.where(mask, z, -1e9))
+        if mask is not None:
+            weights = tf.where(mask, weights, 0.0)
+        weights = tf.nn.experimental.stateless_dropout(weights, 0.2, seed=[1, 2], **options)
+        return output(weights, value)
+
+    return chain
+
+
+def by_letters(equation):
+    return lambda *factors: tf.einsum(equation, *factors)
+
+
 # The chain, its operands, and attributes of the fused op: scale, masks, whether heads are first.
 FORMS = {
     "einsum": (by_einsum("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd"), BESIDE, (0.5, 0, False)),
@@ -79,6 +104,23 @@ FORMS = {
     "transposition": (by_transposition, FIRST, (1.0, 0, True)),
     "three dimensions": (by_matmul, [x[:, 0] for x in FIRST], (0.4, 0, True)),
     "masked": (masked, BESIDE, (0.5, 1, False)),
+    "zeros where masked": (zeroed, BESIDE, (1.0, 1, False)),
+    "flipped": (flipped, BESIDE, (0.5, 0, False)),
+    "dropout": (
+        dropping(by_letters("bqhd,bkhd->bhqk"), by_letters("bhqk,bkhd->bqhd")),
+        BESIDE,
+        (1.0, 0, False),
+    ),
+    "dropout of masked": (
+        dropping(by_letters("bqhd,bkhd->bhqk"), by_letters("bhqk,bkhd->bqhd"), MASK),
+        BESIDE,
+        (1.0, 1, False),
+    ),
+    "dropout with heads first": (
+        dropping(lambda q, k: tf.matmul(q, k, transpose_b=True), tf.matmul),
+        FIRST,
+        (1.0, 0, True),
+    ),
     "of keras": (
         lambda *a: keras.ops.dot_product_attention(*a, is_causal=True),
         [BESIDE[0], BESIDE[1][:, :5], BESIDE[2][:, :5, :, :4]],
@@ -95,7 +137,10 @@ def attributes(compiled, op_type=FUSED[0]):
 
 
 # Whose batches might be broadcast to one another.
-BATCHES = ("matmul", "transposition", "three dimensions")
+BATCHES = (
+    *("matmul", "transposition", "three dimensions", "flipped"),
+    "dropout with heads first",
+)
 
 
 @pytest.mark.parametrize("unknown_batch", [False, True])
@@ -141,30 +186,38 @@ KERAS = {
 }
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.1])
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("unknown", [(), (0,), (0, 1)], ids=str)
 @pytest.mark.parametrize("name", KERAS)
-def test_keras_layer(name, unknown, policy):
-    layer = keras.layers.MultiHeadAttention(2, 8, dtype=policy)
-    layer.build((2, 6, 16), (2, 6, 16))
+def test_keras_layer(name, unknown, policy, rate):
+    def make():
+        keras.utils.set_random_seed(0)
+        layer = keras.layers.MultiHeadAttention(2, 8, dtype=policy, dropout=rate, seed=3)
+        layer.build((2, 6, 16), (2, 6, 16))
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer(x, x, training=rate > 0, **KERAS[name])
+            return y, tape.gradient(y, [x, *layer.trainable_variables])
+
+        return layer, step
+
+    (layer, step), (_, of_stock) = make(), make()
     (x,) = values((2, 6, 16), dtype=layer.compute_dtype)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = layer(x, x, training=False, **KERAS[name])
-        return y, tape.gradient(y, [x, *layer.trainable_variables])
-
     sizes = [None if axis in unknown else size for axis, size in enumerate(x.shape)]
     compiled = function(step, input_signature=[tf.TensorSpec(sizes, x.dtype)])
     with plain():
-        expected, found = tf.function(step)(x), compiled(x)
+        expected, found = tf.function(of_stock)(x), compiled(x)
     for i, (value, other) in enumerate(zip(*map(tf.nest.flatten, (found, expected)), strict=True)):
         assert_close(f"output {i}", value, other, layer.compute_dtype)
     # A mask of six keys is no mask of as many as there are, nor one of two entries of a batch.
-    given = {"mask": bool(unknown), "both": 1 in unknown}.get(name)
+    given = {"mask": bool(unknown), "both": 1 in unknown}.get(name, False)
     rule = "softmax" if given else "attention"
-    assert (rule_counts(compiled)[rule], gradient_count(compiled)) == (1, 5)
+    dropouts = rule_counts(compiled).get("dropout", 0)
+    assert (rule_counts(compiled)[rule], gradient_count(compiled)) == (1, 5 + dropouts)
+    assert dropouts == (given and rate > 0)
     if not given:
         for op_type in FUSED:
             assert attributes(compiled, op_type)[1] == (name != "bare")
@@ -199,7 +252,7 @@ def used_weights(query, key, value):
     return tf.einsum("bhqk,bkhd->bqhd", weights, value) * tf.reduce_max(weights)
 
 
-def dropped(query, key, value):
+def halved(query, key, value):
     weights = tf.nn.softmax(tf.einsum("bqhd,bkhd->bhqk", query, key))
     return tf.einsum("bhqk,bkhd->bqhd", weights * 0.5, value)
 
@@ -215,9 +268,14 @@ OTHERS = {
     "output with heads first": (by_einsum("bqhd,bkhd->bhqk", "bhqk,bkhd->bhqd"), BESIDE),
     "a letter summed alone": (by_einsum("bqhd,bkhe->bhqk", "bhqk,bkhd->bqhd"), BESIDE),
     "weights used outside": (used_weights, BESIDE),
-    "weights changed": (dropped, BESIDE),
+    "weights changed": (halved, BESIDE),
     "a bias": (biased, BESIDE),
-    "zeros where masked": (zeroed, BESIDE),
+    "numbers of another shape": (
+        dropping(
+            by_letters("bqhd,bkhd->bhqk"), by_letters("bhqk,bkhd->bqhd"), noise_shape=[2, 1, 5, 6]
+        ),
+        BESIDE,
+    ),
     "one key for all heads": (by_matmul, [FIRST[0], FIRST[1][:, :1], FIRST[2]]),
     "a sum over queries": (
         lambda q, k, v: tf.matmul(tf.nn.softmax(q @ tf.linalg.matrix_transpose(k)), v, True),

@@ -74,17 +74,18 @@ VARIANTS = {
         "to_output": ("Einsum", "bhqk,bkhd->bqhd", False),
         "heads_first": False,
         "rank": 4,
+        "dropped": False,
     },
 }
 # Every spelling of every activation is tried alone and after one chain; the others take the first.
 ALL_SPELLINGS = ("act", "matmul_bias")
-# Joins what other rules have made of stock code.
-JOINING = ("conv2d_moments",)
+# Joins what other rules have made of stock code; and has an operand that is the shape of another.
+APART = ("conv2d_moments", "dropout")
 ROWS = [
     rule
     for rule in rules.RULES
     if rule.family in ALL_SPELLINGS or rule.spelling is rule.activation.spellings[0]
-    if rule.family not in JOINING
+    if rule.family not in APART
 ]
 BATCHED = {"x", "input", "a", "side_input", "query", "key", "value"}
 

@@ -1,10 +1,12 @@
-// Attention: y = softmax(q k^T * scale) v, without its scores in memory.
+// Attention: y = dropout(softmax(q k^T * scale)) v, without its scores in
+// memory.
 // Results depend on shape and values only, never on the number of threads.
 #ifndef TFO_CC_CORE_ATTENTION_H_
 #define TFO_CC_CORE_ATTENTION_H_
 
 #include <cstdint>
 
+#include "cc/core/dropout.h"
 #include "cc/core/parallel.h"
 #include "cc/core/scratch.h"
 #include "cc/core/softmax.h"
@@ -28,7 +30,10 @@ struct AttentionArgs {
   AttentionShape shape;
   double scale;
   double masked;     // what z is where the mask does not keep it
+  bool zero_masked;  // whether such keys are not counted, be there no others
   SoftmaxMask mask;  // of the scores
+  // Of what the softmax makes of the scores; or null.
+  const Dropout* dropout;
   const void* q;
   const void* k;
   const void* v;

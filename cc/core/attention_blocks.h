@@ -5,6 +5,7 @@
 
 #include "cc/core/attention.h"
 #include "cc/core/block_product.h"
+#include "cc/core/dropout_elements.h"
 #include "cc/core/softmax_rows.h"
 #include "cc/core/vector_math.h"
 
@@ -105,6 +106,38 @@ struct Scores {
     const Vec<A> z = Load(product) * scale;
     return kMask ? Kept<A>(keep, n, z, masked) : z;
   }
+};
+
+// The weights that dropout leaves.
+template <class T>
+class WeightDropout {
+  using Elements = DropoutElements<T>;
+  static_assert(kBlockKeys <= Elements::kMost);
+
+ public:
+  using Room = typename Elements::Room;
+
+  explicit WeightDropout(const AttentionArgs& args)
+      : drops_(args.dropout != nullptr),
+        keys_(args.shape.keys),
+        elements_(drops_ ? *args.dropout : Dropout{}) {}
+
+  // What Apply needs for `n` keys from `key` on, of a row of scores.
+  TFO_INLINE const std::uint32_t* Draw(int64_t row, int64_t key, int64_t n,
+                                       Room& room) const {
+    return drops_ ? elements_.Draw(row * keys_ + key, n, room) : nullptr;
+  }
+
+  // `v`, of keys from the `j`-th drawn on.
+  TFO_INLINE Vec<Accumulator<T>> Apply(const std::uint32_t* words, int64_t j,
+                                       Vec<Accumulator<T>> v) const {
+    return drops_ ? elements_.Apply(words + j * kWordsPerElement<T>, v) : v;
+  }
+
+ private:
+  const bool drops_;
+  const int64_t keys_;
+  const Elements elements_;
 };
 
 // e^v of v <= 0, zero where that is too small for a normal number.

@@ -14,6 +14,7 @@ class AttentionForwardWork {
   explicit AttentionForwardWork(const AttentionArgs& args)
       : args_(args),
         s_(args.shape),
+        dropout_(args),
         queries_(s_.queries, kBlockQueries),
         keys_(s_.keys, kBlockKeys) {}
 
@@ -154,11 +155,14 @@ class AttentionForwardWork {
   void WeighRows(int64_t head, int64_t first, int64_t rows, int64_t key,
                  int64_t n, A* scores, const BlockRows<W>& weights,
                  const Rows& sums) const {
+    alignas(64) typename WeightDropout<T>::Room room;
     for (int64_t i = 0; i < rows; ++i) {
+      const int64_t row = head * s_.queries + first + i;
       const std::uint8_t* const keep =
-          kMask ? args_.mask.Row(head * s_.queries + first + i) + key : nullptr;
+          kMask ? args_.mask.Row(row) + key : nullptr;
+      const std::uint32_t* const words = dropout_.Draw(row, key, n, room);
       const A before = key > 0 ? sums.largest[i] : -A(__builtin_inf());
-      WeighRow<kMask>(scores + i * score_pitch_, keep, n, before,
+      WeighRow<kMask>(scores + i * score_pitch_, keep, words, n, before,
                       sums.largest + i, sums.sum + i,
                       sums.values + i * value_pitch_,
                       weights.data + i * weights.pitch);
@@ -167,8 +171,9 @@ class AttentionForwardWork {
 
   // Turns `n` products into the weights of their keys.
   template <bool kMask, class W>
-  TFO_INLINE void WeighRow(A* scores, const std::uint8_t* keep, int64_t n,
-                           A before, A* largest, A* sum, A* values,
+  TFO_INLINE void WeighRow(A* scores, const std::uint8_t* keep,
+                           const std::uint32_t* words, int64_t n, A before,
+                           A* largest, A* sum, A* values,
                            OperandsIn<W> weights) const {
     const Scores<A, kMask> z_of(args_);
     Vec<A> most = Splat(before);
@@ -188,8 +193,15 @@ class AttentionForwardWork {
 #pragma GCC unroll 2
       for (int i = 0; i < kElements<W>; ++i) {
         const int64_t at = j + i * kLanes<A>;
-        e[i] = at < n ? ExpOfNegative<T>(Load(scores + at) - from) : Vec<A>{};
+        e[i] = Vec<A>{};
+        if (at >= n) continue;
+        e[i] = ExpOfNegative<T>(Load(scores + at) - from);
         total += e[i];
+        if (kMask && args_.zero_masked) {
+          const int m = static_cast<int>(Min(n - at, kLanes<A>));
+          e[i] = Kept<A>(keep + at, m, e[i], Vec<A>{});
+        }
+        e[i] = dropout_.Apply(words, at, e[i]);
       }
       StoreOperands<W>(weights + j / kElements<W>, e);
     }
@@ -225,6 +237,7 @@ class AttentionForwardWork {
 
   const AttentionArgs& args_;
   const AttentionShape& s_;
+  const WeightDropout<T> dropout_;
   const Blocks<E> queries_, keys_;
   int64_t blocks_ = 1;  // of queries, in a task
   int64_t score_pitch_ = 0, value_pitch_ = 0;

@@ -4,6 +4,9 @@
 //   weights = e^(z - largest) * inverse_sum,  dweights = dy v^T
 //   dscores = weights * (dweights - sum of y * dy over a row) * scale
 //   dv = weights^T dy,  dq = dscores k,  dk = dscores^T q
+//
+// where dropout, and a mask that zeroes, apply to dweights and to the weights
+// that dy is multiplied by.
 #include "cc/core/attention_few_queries.h"
 
 namespace tfo::TFO_ISA {
@@ -18,6 +21,7 @@ class AttentionGradientWork {
   explicit AttentionGradientWork(const AttentionGradientArgs& args)
       : args_(args),
         s_(args.forward.shape),
+        dropout_(args.forward),
         heads_(s_.batch * s_.heads),
         queries_(s_.queries, kBlockQueries),
         keys_(s_.keys, kBlockKeys),
@@ -221,11 +225,14 @@ class AttentionGradientWork {
     const AttentionArgs& f = args_.forward;
     const Scores<A, kMask> z_of(f);
     const std::uint8_t* keep[kRows]{};
+    const std::uint32_t* words[kRows]{};
+    alignas(64) typename WeightDropout<T>::Room rooms[kRows];
     Vec<A> largest[kRows]{}, inverse[kRows]{}, dot[kRows]{};
     for (int64_t i = 0; i < count; ++i) {
       const int64_t query = first + row + i;
       const int64_t of_scores = head * s_.queries + query;
       if (kMask) keep[i] = f.mask.Row(of_scores) + key;
+      words[i] = dropout_.Draw(of_scores, key, n, rooms[i]);
       const A top = static_cast<const A*>(f.largest)[of_scores];
       largest[i] = Splat(top == -A(__builtin_inf()) ? A(0) : top);
       inverse[i] = Splat(static_cast<const A*>(f.inverse_sum)[of_scores]);
@@ -242,9 +249,15 @@ class AttentionGradientWork {
           const int64_t at = (row + i) * score_pitch_ + j;
           const Vec<A> z = z_of(products + at, some, m);
           const Vec<A> weight = ExpOfNegative<T>(z - largest[i]) * inverse[i];
-          Vec<A> dscore = weight * (Load(dweights + at) - dot[i]) * z_of.scale;
+          Vec<A> dweight = dropout_.Apply(words[i], j, Load(dweights + at));
+          Vec<A> kept = dropout_.Apply(words[i], j, weight);
+          if (kMask && f.zero_masked) {
+            dweight = Kept<A>(some, m, dweight, Vec<A>{});
+            kept = Kept<A>(some, m, kept, Vec<A>{});
+          }
+          Vec<A> dscore = weight * (dweight - dot[i]) * z_of.scale;
           if constexpr (kMask) dscore = Kept<A>(some, m, dscore, Vec<A>{});
-          weights[c][i] = FirstLanes<A>(weight, m);
+          weights[c][i] = FirstLanes<A>(kept, m);
           dscores[i][c] = FirstLanes<A>(dscore, m);
         }
         Vec<A> column[kRows];
@@ -303,6 +316,7 @@ class AttentionGradientWork {
 
   const AttentionGradientArgs& args_;
   const AttentionShape& s_;
+  const WeightDropout<T> dropout_;
   const int64_t heads_;
   const Blocks<E> queries_, keys_;
   const EvenParts parts_;  // of blocks of keys, in tasks

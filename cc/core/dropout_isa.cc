@@ -21,16 +21,16 @@ void Run(const DropoutArgs& args, const Parallel& parallel) {
     for (int64_t at = index * kTaskElements; at < end; at += Elements::kMost) {
       const int64_t count = Min(Elements::kMost, end - at);
       const std::uint32_t* const words = elements.Draw(at, count, room);
-      ForColumns<A>(count, [&](int64_t j, auto partial,
-                               int n) TFO_INLINE_LAMBDA {
-        constexpr bool kPartial = decltype(partial)::value;
-        FetchAhead(x + at + j);
-        y.template Store<kPartial>(
-            at + j,
-            elements.Apply(words + j * kWordsPerElement<T>,
-                           LoadColumns<kPartial>(x + at + j, n)),
-            n);
-      });
+      ForColumns<A>(count,
+                    [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
+                      constexpr bool kPartial = decltype(partial)::value;
+                      FetchAhead(x + at + j);
+                      y.template Store<kPartial>(
+                          at + j,
+                          elements.Apply(words + j * kWordsPerElement<T>,
+                                         LoadColumns<kPartial>(x + at + j, n)),
+                          n);
+                    });
     }
     if (y.stream) FlushStores();
   };

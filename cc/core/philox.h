@@ -13,8 +13,7 @@
 namespace tfo::TFO_ISA {
 namespace {
 
-typedef std::uint64_t Uint64Vec
-    __attribute__((vector_size(TFO_VECTOR_BYTES)));
+typedef std::uint64_t Uint64Vec __attribute__((vector_size(TFO_VECTOR_BYTES)));
 
 constexpr int kPhiloxRounds = 10;
 constexpr std::uint32_t kPhiloxFactors[] = {0xD2511F53, 0xCD9E8D57};

@@ -3,7 +3,7 @@
 #include "absl/strings/str_join.h"
 #include "cc/core/attention.h"
 #include "cc/core/dispatch.h"
-#include "cc/kernels/decimals.h"
+#include "cc/kernels/dropout.h"
 #include "cc/kernels/softmax_mask.h"
 
 namespace tf_fused_ops {
@@ -29,13 +29,18 @@ class AttentionBase : public tensorflow::OpKernel {
  public:
   explicit AttentionBase(OpKernelConstruction* ctx) : OpKernel(ctx) {
     int num_masks;
-    float scale, masked;
+    float scale, masked, rate, kept_scale;
     OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_masks", &num_masks));
+    OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_rng", &num_rng_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dropout_rate", &rate));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dropout_scale", &kept_scale));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("scale", &scale));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("masked", &masked));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("zero_masked", &zero_masked_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("heads_first", &heads_first_));
     scale_ = AsWritten(scale);
     masked_ = AsWritten(masked);
+    dropout_ = {RoundedAttr<T>(rate), RoundedAttr<T>(kept_scale), {}};
   }
 
   void Compute(OpKernelContext* ctx) final { OP_REQUIRES_OK(ctx, Run(ctx)); }
@@ -43,12 +48,12 @@ class AttentionBase : public tensorflow::OpKernel {
  protected:
   virtual absl::Status Run(OpKernelContext* ctx) const = 0;
 
-  // What the op's inputs say; the shapes of y and of what is kept of the rows
-  // of scores.
+  // What the op's inputs say, in `args` and what that points to; the shapes of
+  // y and of what is kept of the rows of scores.
   absl::Status ReadInputs(OpKernelContext* ctx, const Tensor& q,
                           const Tensor& k, const Tensor& v,
-                          tfo::AttentionArgs* args, TensorShape* y,
-                          TensorShape* rows) const {
+                          tfo::AttentionArgs* args, tfo::Dropout* dropout,
+                          TensorShape* y, TensorShape* rows) const {
     const int rank = q.dims(), sequence = heads_first_ ? rank - 2 : 1;
     if (heads_first_ ? rank < 2 : rank != 4) {
       return Invalid("query must have rank ", heads_first_ ? "at least 2" : "4",
@@ -83,15 +88,25 @@ class AttentionBase : public tensorflow::OpKernel {
     s.value_depth = v.dim_size(rank - 1);
     args->scale = scale_;
     args->masked = masked_;
+    args->zero_masked = zero_masked_;
     args->q = q.data();
     args->k = k.data();
     args->v = v.data();
+    if (num_rng_ > 0) {
+      const int first = ctx->num_inputs() - 2;
+      *dropout = dropout_;
+      TF_RETURN_IF_ERROR(ReadRandom(ctx->input(first), ctx->input(first + 1),
+                                    &dropout->random));
+      args->dropout = dropout;
+    }
     return MaskOf(ctx, "the scores", scores, &args->mask);
   }
 
  private:
   double scale_, masked_;
-  bool heads_first_;
+  tfo::Dropout dropout_;
+  int num_rng_;
+  bool zero_masked_, heads_first_;
 };
 
 template <class T>
@@ -102,9 +117,11 @@ class AttentionOp : public AttentionBase<T> {
  private:
   absl::Status Run(OpKernelContext* ctx) const override {
     tfo::AttentionArgs args;
+    tfo::Dropout dropout;
     TensorShape y, rows;
     TF_RETURN_IF_ERROR(this->ReadInputs(ctx, ctx->input(0), ctx->input(1),
-                                        ctx->input(2), &args, &y, &rows));
+                                        ctx->input(2), &args, &dropout, &y,
+                                        &rows));
     TF_RETURN_IF_ERROR(Output(ctx, {}, 0, y, &args.y));
     TF_RETURN_IF_ERROR(Output(ctx, {}, 1, rows, &args.largest));
     TF_RETURN_IF_ERROR(Output(ctx, {}, 2, rows, &args.inverse_sum));
@@ -129,10 +146,11 @@ class AttentionGradOp : public AttentionBase<T> {
     const Tensor& inverse_sum = ctx->input(6);
     tfo::AttentionGradientArgs args{};
     tfo::AttentionArgs& forward = args.forward;
+    tfo::Dropout dropout;
     TensorShape output, rows;
     TF_RETURN_IF_ERROR(this->ReadInputs(ctx, ctx->input(1), ctx->input(2),
-                                        ctx->input(3), &forward, &output,
-                                        &rows));
+                                        ctx->input(3), &forward, &dropout,
+                                        &output, &rows));
     TF_RETURN_IF_ERROR(CheckShape("dy", dy, "the output", output));
     TF_RETURN_IF_ERROR(CheckShape("y", y, "the output", output));
     const char* const what = "the rows of scores";

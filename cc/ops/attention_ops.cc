@@ -1,4 +1,5 @@
 // Attention and its gradient.
+#include "cc/ops/dropout.h"
 #include "cc/ops/softmax_mask.h"
 #include "tensorflow/core/framework/op.h"
 
@@ -11,9 +12,12 @@ absl::Status AttentionShapes(InferenceContext* c, ShapeHandle q, ShapeHandle k,
                              ShapeHandle v, int mask, ShapeHandle* y,
                              ShapeHandle* rows) {
   bool heads_first;
-  int num_masks;
+  int num_masks, num_rng;
   TF_RETURN_IF_ERROR(c->GetAttr("heads_first", &heads_first));
   TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_masks", &num_masks));
+  TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_rng", &num_rng));
+  if (num_rng > 0)
+    TF_RETURN_IF_ERROR(CheckRandomShapes(c, c->num_inputs() - 2));
   TF_RETURN_IF_ERROR(CheckStatisticsType(c, "largest", "a query"));
   *y = *rows = c->UnknownShape();
   for (auto [name, x] : {std::pair("query", &q), {"key", &k}, {"value", &v}}) {
@@ -73,18 +77,24 @@ REGISTER_OP("TfFusedOps>Attention")
     .Input("key: T")
     .Input("value: T")
     .Input("mask: num_masks * bool")
+    .Input("rng_key: num_rng * uint64")
+    .Input("rng_counter: num_rng * uint64")
     .Output("y: T")
     .Output("largest: U")
     .Output("inverse_sum: U")
     .Attr("T: {half, bfloat16, float, double}")
     .Attr("U: {float, double} = DT_FLOAT")
     .Attr("num_masks: int >= 0 = 0")
+    .Attr("num_rng: int >= 0 = 0")
     .Attr("scale: float = 1.0")
     .Attr("masked: float = -3e38")
+    .Attr("zero_masked: bool = false")
     .Attr("heads_first: bool = false")
+    .Attr("dropout_rate: float = 0.0")
+    .Attr("dropout_scale: float = 1.0")
     .SetShapeFn(AttentionShape)
     .Doc(R"doc(
-Computes softmax(z) value in one op, where z is query key^T * scale if the mask is true,
+Computes dropout(softmax(z)) value in one op, where z is query key^T * scale if the mask is true,
 otherwise `masked`, without z in memory.
 
 query: [batch, queries, heads, depth].
@@ -92,6 +102,8 @@ key: [batch, keys, heads, depth].
 value: [batch, keys, heads, value_depth].
 mask: of as many keys, otherwise broadcast to the scores, [batch, heads,
   queries, keys]; empty for one that is true everywhere.
+rng_key: as Dropout takes it, whose x are the softmax's values; empty if there is no dropout.
+rng_counter: as Dropout takes it; empty if there is no dropout.
 y: [batch, queries, heads, value_depth].
 largest: [batch, heads, queries], the largest z of each query.
 inverse_sum: [batch, heads, queries], 1 / the sum of e^(z - largest) over the
@@ -100,8 +112,11 @@ U: double where T is double, otherwise float.
 scale: as written in decimals: 0.1 is that also where T is double; so is
   `masked`.
 masked: what z is where the mask is false.
+zero_masked: whether the softmax is zero where the mask is false, also in rows where it is false everywhere.
 heads_first: query is [..., queries, depth], key [..., keys, depth], value
   [..., keys, value_depth], y [..., queries, value_depth], scores [..., queries, keys].
+dropout_rate: Dropout's rate.
+dropout_scale: Dropout's scale.
 )doc");
 
 REGISTER_OP("TfFusedOps>AttentionGrad")
@@ -113,15 +128,21 @@ REGISTER_OP("TfFusedOps>AttentionGrad")
     .Input("largest: U")
     .Input("inverse_sum: U")
     .Input("mask: num_masks * bool")
+    .Input("rng_key: num_rng * uint64")
+    .Input("rng_counter: num_rng * uint64")
     .Output("query_grad: T")
     .Output("key_grad: T")
     .Output("value_grad: T")
     .Attr("T: {half, bfloat16, float, double}")
     .Attr("U: {float, double}")
     .Attr("num_masks: int >= 0 = 0")
+    .Attr("num_rng: int >= 0 = 0")
     .Attr("scale: float = 1.0")
     .Attr("masked: float = -3e38")
+    .Attr("zero_masked: bool = false")
     .Attr("heads_first: bool = false")
+    .Attr("dropout_rate: float = 0.0")
+    .Attr("dropout_scale: float = 1.0")
     .SetShapeFn(AttentionGradShape)
     .Doc(R"doc(
 Computes the gradient of Attention in one op; the scores are computed again.
@@ -136,7 +157,12 @@ inverse_sum: the forward op's inverse_sum.
 mask: the forward op's mask.
 scale: the forward op's scale.
 masked: the forward op's masked.
+zero_masked: the forward op's zero_masked.
 heads_first: the forward op's heads_first.
+rng_key: the forward op's rng_key.
+rng_counter: the forward op's rng_counter.
+dropout_rate: the forward op's dropout_rate.
+dropout_scale: the forward op's dropout_scale.
 )doc");
 
 }  // namespace tf_fused_ops

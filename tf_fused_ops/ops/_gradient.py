@@ -10,6 +10,10 @@ from tensorflow.python.eager import record
 from tf_fused_ops._devices import device_type
 from tf_fused_ops.ops import _autodiff, _decimals, activations
 
+# Attributes that are read as they were written.
+_DECIMALS = frozenset({"epsilon", "momentum", "scale", "masked", "rate"}) | frozenset(
+    {"dropout_rate", "dropout_scale"}
+)
 # Bytes of an image from which on its gradients are one op.
 _LARGE_IMAGE = 1 << 20
 
@@ -17,7 +21,7 @@ _LARGE_IMAGE = 1 << 20
 def attributes(op, *names):
     """Returns the named attributes of an operation as Python values."""
     values = {name: op.get_attr(name) for name in names}
-    for name in values.keys() & {"epsilon", "momentum", "scale", "masked", "rate"}:
+    for name in values.keys() & _DECIMALS:
         values[name] = _decimals.as_written(values[name])
     return {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
 

@@ -5,11 +5,26 @@ import tensorflow as tf
 from tf_fused_ops._library import ops
 from tf_fused_ops.ops import _arguments, _gradient, reference
 
-_ATTRIBUTES = ("scale", "masked", "heads_first")
+_ATTRIBUTES = (
+    *("scale", "masked", "zero_masked", "heads_first"),
+    *("dropout_rate", "dropout_scale"),
+)
 
 
-def attention(query, key, value, mask=None, scale=None, masked=-3e38, heads_first=False, name=None):
-    """Computes softmax(query key^T * scale) value in one op, without the scores in memory.
+def attention(
+    query,
+    key,
+    value,
+    mask=None,
+    scale=None,
+    masked=-3e38,
+    zero_masked=False,
+    heads_first=False,
+    dropout_rate=0.0,
+    seed=None,
+    name=None,
+):
+    """Computes dropout(softmax(query key^T * scale)) value in one op, without the scores in memory.
 
     The gradient keeps the arguments, the result, which half precision rounds, and two numbers for
     each query of a head, and computes the scores again, block by block. On CPUs.
@@ -25,8 +40,13 @@ def attention(query, key, value, mask=None, scale=None, masked=-3e38, heads_firs
         masked: What takes the place of a scaled score where the mask is false, a Python number, of
             at most float32's range and, for float64, six digits. Where it is as small as by
             default, such a key does not count, and all count alike where the mask is false for all.
+        zero_masked: Whether weights, the values of the softmax, are zero where the mask is false,
+            also where it is false for all keys.
         heads_first: Whether the tensors are [..., queries, depth], [..., keys, depth] and [...,
             keys, value_depth] instead, and scores [..., queries, keys].
+        dropout_rate: The probability of a weight to be set to zero, as by `dropout`; a Python
+            number from 0 to below 1 and, for float64, of six digits.
+        seed: Tensor of two integers, int32 or int64, if the dropout rate is not 0.
         name: A name for the operation.
 
     Returns:
@@ -55,18 +75,35 @@ def attention(query, key, value, mask=None, scale=None, masked=-3e38, heads_firs
         # Without depth there is nothing to scale.
         scale = depth**-0.5 if depth else 1.0
     query, scale, masked = _arguments.scaled(query, scale, masked)
+    # The scale of weights is that of the values.
+    value, rate, kept_scale = _arguments.dropped("dropout_rate", dropout_rate, value)
+    rng_key, rng_counter = [], []
+    if rate:
+        ((*rng_key,), (*rng_counter,)) = zip(_arguments.random_words("seed", seed), strict=True)
     y, _, _ = ops.tf_fused_ops_attention(
         query=query,
         key=key,
         value=value,
         mask=_arguments.optional("mask", mask, tf.bool, "query"),
         U=tf.float64 if query.dtype == tf.float64 else tf.float32,
+        rng_key=rng_key,
+        rng_counter=rng_counter,
         scale=scale,
         masked=masked,
+        zero_masked=bool(zero_masked),
         heads_first=bool(heads_first),
+        dropout_rate=rate,
+        dropout_scale=kept_scale,
         name=name,
     )
     return y
+
+
+def optional_inputs(op, rest):
+    """Returns what the inputs behind those that an op always has are: the mask or None, and key and
+    counter of random words if there is a dropout."""
+    masks = op.get_attr("num_masks")
+    return (rest[0] if masks else None), tuple(rest[masks:])
 
 
 @tf.RegisterGradient("TfFusedOps>Attention")
@@ -74,11 +111,13 @@ def _attention_gradient(op, dy, dlargest, dinverse_sum):
     attributes = _gradient.attributes(op, *_ATTRIBUTES)
     if not (_gradient.is_zero(dlargest) and _gradient.is_zero(dinverse_sum)):
 
-        def stock(*inputs):
-            return reference.attention(*inputs, **attributes)
+        def stock(query, key, value, *rest):
+            optional = optional_inputs(op, rest)
+            return reference.attention(query, key, value, *optional, **attributes)
 
         return _gradient.differentiate(stock, op, [dy, dlargest, dinverse_sum])
-    query, key, value, *mask = op.inputs
+    query, key, value, *rest = op.inputs
+    mask, random = optional_inputs(op, rest)
     gradients = ops.tf_fused_ops_attention_grad(
         dy=dy,
         query=query,
@@ -87,10 +126,12 @@ def _attention_gradient(op, dy, dlargest, dinverse_sum):
         y=op.outputs[0],
         largest=op.outputs[1],
         inverse_sum=op.outputs[2],
-        mask=mask,
+        mask=[] if mask is None else [mask],
+        rng_key=list(random[:1]),
+        rng_counter=list(random[1:]),
         **attributes,
     )
-    return [*gradients, *(None for _ in mask)]
+    return [*gradients, *(None for _ in rest)]
 
 
 @tf.RegisterGradient("TfFusedOps>AttentionGrad")
@@ -98,7 +139,8 @@ def _attention_grad_gradient(op, *gradients):
     attributes = _gradient.attributes(op, *_ATTRIBUTES)
 
     # What the forward op kept follows from its arguments.
-    def stock(dy, query, key, value, y, largest, inverse_sum, *mask):
-        return reference.attention_grad(dy, query, key, value, *mask, **attributes)
+    def stock(dy, query, key, value, y, largest, inverse_sum, *rest):
+        optional = optional_inputs(op, rest)
+        return reference.attention_grad(dy, query, key, value, *optional, **attributes)
 
     return _gradient.differentiate(stock, op, gradients)

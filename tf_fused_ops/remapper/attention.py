@@ -4,57 +4,80 @@ from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
+from tf_fused_ops.remapper import dropout, shapes
 from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.rule import Fused
-from tf_fused_ops.remapper.softmax import Softmax, below_cast, scaled_op, sizes_of
+from tf_fused_ops.remapper.softmax import Softmax, below_cast, scaled_op
 
 _PRODUCTS = ("Einsum", "BatchMatMulV2")
+# Where the key is transposed by an op of its own; and where Keras multiplies the transposed key and
+# query, and transposes the scores.
+_APART, _FLIPPED = "apart", "flipped"
+# Heads to the front and back again, and what the queries' depth comes before.
+_TO_FRONT, _TO_COLUMNS, _ROWS_TO_COLUMNS = [0, 2, 1, 3], [0, 2, 3, 1], [0, 1, 3, 2]
 
 
 class Attention(Softmax):
-    """softmax(where(mask, query key^T * scale, masked)) value.
+    """dropout(softmax(where(mask, query key^T * scale, masked))) value.
 
     Variants, by attribute, besides those of the softmax:
         to_scores, to_output: How the products are spelled: ("Einsum", equation, whether key or
-            value come first), or ("BatchMatMulV2", whether the key is transposed by an op of its
-            own).
+            value come first), or ("BatchMatMulV2", how: None, _APART or _FLIPPED).
         heads_first: Whether heads are a dimension of the batch, not beside the depth.
         rank: That of the operands.
+        dropped: Whether there is a dropout, and if so, what `dropout.draws` tells of it.
+        sized: Whether its random numbers' shape is asked of the softmax.
     """
 
     family = "attention"
-    operands: ClassVar = {"query": (), "key": (), "value": (), "mask": ()}
+    operands: ClassVar = {
+        **dict.fromkeys(("query", "key", "value", "mask"), ()),
+        **dict.fromkeys(("shape", *dropout.RANDOM), (1,)),
+    }
     differentiable = ("query", "key", "value")
     fused_ops = ("TfFusedOps>Attention", "TfFusedOps>AttentionGrad")
 
     def variants(self, view, anchor):
         for attrs in super().variants(view, anchor):
-            # Where nothing is kept, the fused op's keys count alike.
-            if attrs["zeroed"]:
-                continue
             source = below_cast(anchor.inputs[0].op)
             product = scaled_op(source, attrs)
             if attrs["scaled"]:
                 product = _product_under(view, product)
-            if product is None or product.type not in _PRODUCTS:
+            if product is None or product.type not in (*_PRODUCTS, "Transpose"):
                 continue
             spellings = []
-            for output in _products_over(view, anchor, attrs):
-                spellings += [s for s in _spellings(product, output) if s not in spellings]
+            for weights, drop in _weights(view, anchor, attrs):
+                for output in (op for op in view.users(weights) if view.types[op] in _PRODUCTS):
+                    found = (drop | spelling for spelling in _spellings(product, output))
+                    spellings += [spelling for spelling in found if spelling not in spellings]
             for spelling in spellings:
                 yield attrs | spelling | {"rank": product.inputs[0].shape.rank}
 
     def present(self, attrs):
-        names = ("query", "key", "value")
-        return (*names, "mask") if attrs["masked"] else names
+        masks = ("mask",) if attrs["masked"] else ()
+        sizes = ("shape",) if attrs["dropped"] and not attrs["sized"] else ()
+        random = tuple(dropout.RANDOM) if attrs["dropped"] else ()
+        return (*self.differentiable, *masks, *sizes, *random)
+
+    def parameters(self, attrs):
+        return super().parameters(attrs) | (dropout.PARAMETERS if attrs["dropped"] else {})
+
+    def operand_dtype(self, name, dtype, attrs):
+        if name in ("shape", *dropout.RANDOM):
+            return dropout.random_dtype(name, attrs)
+        return super().operand_dtype(name, dtype, attrs)
 
     def operand_shape(self, name, attrs):
-        return None if name == "mask" else [None] * attrs["rank"]
+        return [None] * attrs["rank"] if name in self.differentiable else None
 
-    def stock(self, attrs, query, key, value, mask=None):
+    def stock(self, attrs, query, key, value, mask=None, shape=None, **random):
         x = _product(attrs["to_scores"], query, key, True)
-        y = super().stock(attrs, x, mask)["y"]
-        return {"y": _product(attrs["to_output"], y, value, False)}
+        weights = super().stock(attrs, x, mask)["y"]
+        if attrs["dropped"]:
+            if attrs["sized"]:
+                shape = tf.raw_ops.Shape(input=weights, out_type=attrs["shape_type"])
+            weights = dropout.drop(attrs, weights, shape, **random)
+        return {"y": _product(attrs["to_output"], weights, value, False)}
 
     def inner_shape(self, match, dtype):
         queries, keys = (tf.shape(match.operands[name], dtype) for name in ("query", "key"))
@@ -65,18 +88,22 @@ class Attention(Softmax):
     def check(self, match):
         attrs, operands = match.attrs, match.operands
         query, key, value = (operands[name] for name in ("query", "key", "value"))
-        queries, keys = sizes_of(query), sizes_of(key)
-        if attrs["heads_first"]:
-            leading = queries[:-2]
-            # Products of batches broadcast; letters of an einsum have one size, or it fails.
-            for other in (key, value) if attrs["to_scores"][0] == "BatchMatMulV2" else ():
-                if sizes_of(other)[:-2] != leading:
-                    return f"{other.name} of shape {other.shape} may not go with {query.name}"
-            sizes = [*leading, queries[-2], keys[-2]]
-        else:
-            sizes = [queries[0], queries[2], queries[1], keys[1]]
+        queries, keys = shapes.dimensions(query), shapes.dimensions(key)
+        leading = slice(-2) if attrs["heads_first"] else slice(0, 3, 2)
+        # Products of batches broadcast; letters of an einsum have one size, or it fails.
+        for other in (key, value) if attrs["to_scores"][0] == "BatchMatMulV2" else ():
+            if shapes.dimensions(other)[leading] != queries[leading]:
+                return f"{other.name} of shape {other.shape} may not go with {query.name}"
+        sequence = -2 if attrs["heads_first"] else 1
+        sizes = [*queries[leading], queries[sequence], keys[sequence]]
         if attrs["masked"]:
             reason = self.mask_objection(operands["mask"], sizes, f"the scores of {query.name}")
+            if reason:
+                return reason
+        if attrs["dropped"]:
+            if not attrs["sized"] and not dropout.is_shape(operands["shape"], sizes):
+                return f"{operands['shape'].name} is not known to be the shape of the scores"
+            reason = dropout.objection(match, query.dtype)
             if reason:
                 return reason
         return self.number_objection(attrs, query)
@@ -88,11 +115,14 @@ class Attention(Softmax):
             self.fused_ops[0],
             *self._factors(match),
             self.mask_of(match),
+            *self._random(match),
             U=tf.float64 if query.dtype == tf.float64 else tf.float32,
             scale=self.scale_of(attrs),
+            zero_masked=attrs["zeroed"],
             heads_first=attrs["heads_first"],
             name=match.fused_name(),
             **self.masked_of(attrs),
+            **_dropout_of(attrs),
         )
         saved = tuple(outputs[name] for name in ("y", "largest", "inverse_sum"))
         return Fused({"y": outputs["y"]}, saved)
@@ -105,10 +135,13 @@ class Attention(Softmax):
             *self._factors(match),
             *fused.saved,
             self.mask_of(match),
+            *self._random(match),
             scale=self.scale_of(attrs),
+            zero_masked=attrs["zeroed"],
             heads_first=attrs["heads_first"],
             name=match.fused_name("_grad"),
             **self.masked_of(attrs),
+            **_dropout_of(attrs),
         )
         return {name: outputs[f"{name}_grad"] for name in self.differentiable}
 
@@ -120,13 +153,26 @@ class Attention(Softmax):
             attrs["scaled"],
             "SelectV2" if attrs["masked"] else None,
             "Softmax",
+            "Dropout" if attrs["dropped"] else None,
             output,
         ]
         query = match.operands["query"].op.name
         return " + ".join(filter(None, parts)), f"attention={match.fused_name()} query={query}"
 
     def _factors(self, match):
-        return [match.operands[name] for name in ("query", "key", "value")]
+        return [match.operands[name] for name in self.differentiable]
+
+    def _random(self, match):
+        """Key and counter of a dropout, as lists of one each, or of none."""
+        return [[match.operands[n]] if match.attrs["dropped"] else [] for n in dropout.RANDOM]
+
+
+def _dropout_of(attrs):
+    """Returns the attributes that say what is dropped out, if anything is."""
+    if not attrs["dropped"]:
+        return {}
+    rate, scale = dropout.numbers(attrs)
+    return {"dropout_rate": rate, "dropout_scale": scale}
 
 
 def _product_under(view, scaling):
@@ -135,13 +181,20 @@ def _product_under(view, scaling):
     return found[0] if len(found) == 1 else None
 
 
-def _products_over(view, anchor, attrs):
-    """Returns the products of a softmax, which may be cast first."""
+def _weights(view, anchor, attrs):
+    """Yields (tensor, {attribute: value}) for what a softmax makes weights of, which may be masked,
+    cast and dropped out."""
     tensors = [anchor.outputs[0]]
-    if attrs["half"]:
-        casts = (op for op in view.users(anchor.outputs[0]) if view.types[op] == "Cast")
-        tensors = [op.outputs[0] for op in casts]
-    return [op for t in tensors for op in view.users(t) if view.types[op] in _PRODUCTS]
+    for op_type in ("SelectV2",) * attrs["zeroed"] + ("Cast",) * bool(attrs["half"]):
+        users = (op for tensor in tensors for op in view.users(tensor))
+        tensors = [op.outputs[0] for op in users if view.types[op] == op_type]
+    for tensor in tensors:
+        yield tensor, {"dropped": False}
+        for dropped, draw in dropout.over(view, tensor):
+            shape = draw.inputs[0].op
+            sized = view.types[shape] == "Shape" and shape.inputs[0] is tensor
+            for form in dropout.draws(view, draw):
+                yield dropped, {"dropped": True, "sized": sized} | form
 
 
 class _Roles(NamedTuple):
@@ -158,7 +211,12 @@ class _Roles(NamedTuple):
 
 def _spellings(product, output):
     """Yields {attribute: value} of the products' spellings."""
-    if product.type != output.type or product.inputs[0].shape.rank is None:
+    if product.inputs[0].shape.rank is None:
+        return
+    if product.type == "Transpose":
+        yield from _flipped(product, output)
+        return
+    if product.type != output.type:
         return
     rank = product.inputs[0].shape.rank
     if any(t.shape.rank != rank for op in (product, output) for t in op.inputs):
@@ -178,13 +236,27 @@ def _spellings(product, output):
     elif rank >= 3 and not any(
         (product.get_attr("adj_x"), output.get_attr("adj_x"), output.get_attr("adj_y"))
     ):
-        apart = not product.get_attr("adj_y")
+        apart = None if product.get_attr("adj_y") else _APART
         if not apart or product.inputs[1].op.type == "Transpose":
-            yield {
-                "to_scores": ("BatchMatMulV2", apart),
-                "to_output": ("BatchMatMulV2", False),
-                "heads_first": True,
-            }
+            yield _by_matmul(apart, None)
+
+
+def _flipped(scores, output):
+    """Yields the spelling of transposed scores, as Keras has them, if they are the transposed."""
+    product = scores.inputs[0].op
+    factors = [*product.inputs, output.inputs[-1]]
+    transposed = all(factor.op.type == "Transpose" for factor in factors)
+    if product.type == output.type == "BatchMatMulV2" and transposed:
+        yield _by_matmul(_FLIPPED, _FLIPPED)
+
+
+def _by_matmul(to_scores, to_output):
+    """Returns {attribute: value} of products by BatchMatMulV2."""
+    return {
+        "to_scores": ("BatchMatMulV2", to_scores),
+        "to_output": ("BatchMatMulV2", to_output),
+        "heads_first": to_output is not _FLIPPED,
+    }
 
 
 def _einsum_roles(equation, to_scores):
@@ -234,8 +306,14 @@ def _product(spelling, left, right, to_scores):
         _, equation, swapped = spelling
         inputs = [right, left] if swapped else [left, right]
         return tf.raw_ops.Einsum(inputs=inputs, equation=equation)
-    _, apart = spelling
-    if apart:
+    _, how = spelling
+    if how == _FLIPPED:
+        right = tf.transpose(right, _TO_FRONT)
+        if to_scores:
+            product = tf.raw_ops.BatchMatMulV2(x=right, y=tf.transpose(left, _TO_COLUMNS))
+            return tf.transpose(product, _ROWS_TO_COLUMNS)
+        return tf.transpose(tf.raw_ops.BatchMatMulV2(x=left, y=right), _TO_FRONT)
+    if how == _APART:
         rank = right.shape.rank
         right = tf.transpose(right, [*range(rank - 2), rank - 1, rank - 2])
-    return tf.raw_ops.BatchMatMulV2(x=left, y=right, adj_y=to_scores and not apart)
+    return tf.raw_ops.BatchMatMulV2(x=left, y=right, adj_y=to_scores and how is None)

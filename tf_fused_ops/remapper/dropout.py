@@ -13,6 +13,8 @@ from tf_fused_ops.remapper.rule import Fused, Rule
 
 # Where random words begin: operand -> how many of 64 bits.
 RANDOM = {"rng_key": 1, "rng_counter": 2}
+# Of the stock code.
+PARAMETERS = dict.fromkeys(("rate", "kept_scale"), (0, None))
 # What a processor takes for Philox: its number, and that of the choice by device.
 _PHILOX = (1, 3)
 
@@ -37,7 +39,7 @@ class Dropout(Rule):
         return draws(view, anchor)
 
     def parameters(self, attrs):
-        return dict.fromkeys(("rate", "kept_scale"), (0, None))
+        return PARAMETERS
 
     def operand_dtype(self, name, dtype, attrs):
         return dtype if name == "x" else random_dtype(name, attrs)
@@ -50,7 +52,9 @@ class Dropout(Rule):
 
     def check(self, match):
         x, shape = match.operands["x"], match.operands["shape"]
-        if not _is_shape_of(shape, x):
+        asked = shape.op.type == "Shape" and shape.op.inputs[0] is x
+        known = x.shape.rank is not None and is_shape(shape, shapes.dimensions(x))
+        if not asked and not known:
             return f"random numbers of shape {shape.name} may be broadcast to {x.name}"
         return objection(match, x.dtype)
 
@@ -69,6 +73,19 @@ class Dropout(Rule):
         random = [match.operands[name] for name in RANDOM]
         name = match.fused_name(suffix)
         return emit(self.fused_ops[0], x, *random, rate=rate, scale=scale, name=name)["y"]
+
+
+def over(view, tensor):
+    """Yields (the output, the op that draws) of the dropouts of a tensor."""
+    for scaled in view.users(tensor):
+        selects = view.users(scaled.outputs[0]) if view.types[scaled] == "Mul" else ()
+        for select in (op for op in selects if view.types[op] == "SelectV2"):
+            # From the comparison up, through what gives the numbers their range.
+            op = select.inputs[0].op
+            while view.types[op] in ("GreaterEqual", "AddV2", "Mul"):
+                op = op.inputs[0].op
+            if view.types[op] == Dropout.anchor:
+                yield select.outputs[0], op
 
 
 def draws(view, anchor):
@@ -119,9 +136,9 @@ def objection(match, dtype):
     return None
 
 
-def _is_shape_of(shape, x):
-    """Returns whether a vector is known to be the shape of x."""
-    if shape.op.type == "Shape":
-        return shape.op.inputs[0] is x or shapes.same_shape(shape.op.inputs[0], x)
-    sizes = tensor_util.constant_value(shape)
-    return sizes is not None and x.shape.is_fully_defined() and tuple(sizes) == tuple(x.shape)
+def is_shape(shape, sizes):
+    """Returns whether a vector is known to be the shape that has sizes, named as by `shapes`."""
+    if shape.op.type == "Shape" and shape.op.inputs[0].shape.rank is not None:
+        return shapes.dimensions(shape.op.inputs[0]) == sizes
+    found = tensor_util.constant_value(shape)
+    return found is not None and found.tolist() == sizes

@@ -5,6 +5,7 @@ import time
 import tensorflow as tf
 
 from tf_fused_ops.ops import _gradient, reference
+from tf_fused_ops.ops.attention import optional_inputs
 from tf_fused_ops.remapper import emission, hiding
 from tf_fused_ops.remapper.graph import GraphView
 from tf_fused_ops.remapper.graph_def import Transform
@@ -218,17 +219,21 @@ def _group_norm_grad(op):
     return reference.group_norm_act_grad(dy, x, scale, offset, inv_std, **attributes)
 
 
-_ATTENTION = ("scale", "masked", "heads_first")
+_ATTENTION = (
+    *("scale", "masked", "zero_masked", "heads_first"),
+    *("dropout_rate", "dropout_scale"),
+)
 
 
 def _attention(op):
-    return reference.attention(*op.inputs, **_attributes(op, _ATTENTION))
+    optional = optional_inputs(op, op.inputs[3:])
+    return reference.attention(*op.inputs[:3], *optional, **_attributes(op, _ATTENTION))
 
 
 def _attention_grad(op):
     # What the forward op kept follows from its arguments.
-    arguments = [*op.inputs[:4], *op.inputs[7:]]
-    return reference.attention_grad(*arguments, **_attributes(op, _ATTENTION))
+    optional = optional_inputs(op, op.inputs[7:])
+    return reference.attention_grad(*op.inputs[:4], *optional, **_attributes(op, _ATTENTION))
 
 
 def _dropout(op):

@@ -29,6 +29,7 @@ _SAME_SHAPE = frozenset(
         "Softplus",
         "Erf",
         "AddN",
+        "Cumsum",
         "LogicalNot",
         "MatrixBandPart",
         "TfFusedOps>Act",
@@ -73,6 +74,11 @@ def dimension(tensor, axis):
         The static size if there is one, else a tuple that names where the size comes from.
     """
     return _namer(tensor).name(tensor, axis)
+
+
+def dimensions(tensor):
+    """Returns the names of the sizes of all axes of a tensor of known rank, as a list."""
+    return [dimension(tensor, axis) for axis in range(tensor.shape.rank)]
 
 
 def sizes(tensor):
@@ -166,10 +172,13 @@ def _origin(tensor, axis):
     if op.type in _PRODUCT and axis < tensor.shape.rank - 1:
         inner = axis == tensor.shape.rank - 2 and op.get_attr("transpose_a")
         return _Origin([(op.inputs[0], axis + inner)])
-    if op.type == "BatchMatMulV2" and axis < tensor.shape.rank - 1:
+    if op.type == "BatchMatMulV2":
         return _product(op, axis, tensor.shape.rank)
     if op.type == "Reshape":
         return _reshaped(op, axis)
+    if op.type == "Transpose":
+        order = tensor_util.constant_value(op.inputs[1])
+        return _UNKNOWN if order is None else _Origin([(op.inputs[0], int(order[axis]))])
     if op.type == "Fill":
         return _filled(op.inputs[0].op, axis)
     if op.type in ("ExpandDims", "StridedSlice"):
@@ -190,8 +199,11 @@ def _origin(tensor, axis):
 
 
 def _product(op, axis, rank):
-    """Returns where an axis in front of the columns of a product of batches has its size from."""
+    """Returns where an axis of a product of batches has its size from."""
     a, b = op.inputs
+    if axis == rank - 1:
+        columns = None if b.shape.rank is None else b.shape.rank - 1 - op.get_attr("adj_y")
+        return _UNKNOWN if columns is None else _Origin([(b, columns)])
     if axis < rank - 2 and b.shape.rank != 2:
         return _broadcast(op.inputs, axis, rank)
     inner = axis == rank - 2 and op.get_attr("adj_x")

@@ -92,7 +92,7 @@ class Softmax(Rule):
     def check(self, match):
         x, attrs = match.operands["x"], match.attrs
         if attrs["masked"]:
-            sizes = None if x.shape.rank is None else sizes_of(x)
+            sizes = None if x.shape.rank is None else shapes.dimensions(x)
             reason = self.mask_objection(match.operands["mask"], sizes, x.name)
             if reason:
                 return reason
@@ -178,7 +178,3 @@ def _is_filled(mask):
 def scaled_op(source, attrs):
     """Returns the op that may scale, under a mask if there is one."""
     return below_cast(source.inputs[1].op if attrs["masked"] else source)
-
-
-def sizes_of(tensor):
-    return [shapes.dimension(tensor, axis) for axis in range(tensor.shape.rank)]

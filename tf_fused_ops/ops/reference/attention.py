@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tf_fused_ops.ops.reference.dropout import dropout
 from tf_fused_ops.ops.reference.elementwise import wide
 
 # Query and key to scores, scores and value to the output, by whether heads come first.
@@ -11,9 +12,35 @@ _EQUATIONS = {
 }
 
 
-def attention(query, key, value, mask=None, *, scale, masked, heads_first=False):
-    """softmax(query key^T * scale) value, with `masked` in place of what is scaled where the mask
-    is false.
+def attention(
+    query,
+    key,
+    value,
+    mask=None,
+    random=(),
+    *,
+    scale,
+    masked,
+    zero_masked=False,
+    heads_first=False,
+    dropout_rate=0.0,
+    dropout_scale=1.0,
+):
+    """dropout(softmax(query key^T * scale)) value, with `masked` in place of what is scaled where
+    the mask is false.
+
+    Args:
+        query: [batch, queries, heads, depth], or heads in front.
+        key: [batch, keys, heads, depth].
+        value: [batch, keys, heads, value_depth].
+        mask: Of the scores, or None.
+        random: Key and counter of the random words of a dropout; empty for none.
+        scale: The factor of the scores.
+        masked: What takes their place.
+        zero_masked: Whether weights are zero where the mask is false.
+        heads_first: Whether heads are a dimension of the batch.
+        dropout_rate: Which weights are set to zero.
+        dropout_scale: The factor of the others.
 
     Returns:
         The output; of each row of scores the largest, and 1 / the sum of e^(score - largest).
@@ -23,12 +50,27 @@ def attention(query, key, value, mask=None, *, scale, masked, heads_first=False)
     if mask is not None:
         z = tf.where(mask, z, tf.constant(masked, z.dtype))
     weights = tf.nn.softmax(z)
-    y = tf.einsum(to_output, weights, wide(value))
+    left = _leaving(mask if zero_masked else None, random, dropout_rate, dropout_scale, query.dtype)
+    y = tf.einsum(to_output, left(weights), wide(value))
     # The weight of the largest is 1 / the sum.
     return [tf.cast(y, query.dtype), tf.reduce_max(z, -1), tf.reduce_max(weights, -1)]
 
 
-def attention_grad(dy, query, key, value, mask=None, *, scale, masked, heads_first=False):
+def attention_grad(
+    dy,
+    query,
+    key,
+    value,
+    mask=None,
+    random=(),
+    *,
+    scale,
+    masked,
+    zero_masked=False,
+    heads_first=False,
+    dropout_rate=0.0,
+    dropout_scale=1.0,
+):
     """The gradients of query, key and value.
 
     Args:
@@ -41,7 +83,8 @@ def attention_grad(dy, query, key, value, mask=None, *, scale, masked, heads_fir
     if mask is not None:
         z = tf.where(mask, z, tf.constant(masked, z.dtype))
     weights = tf.nn.softmax(z)
-    dweights = tf.einsum(to_scores, dy, v)
+    left = _leaving(mask if zero_masked else None, random, dropout_rate, dropout_scale, query.dtype)
+    dweights = left(tf.einsum(to_scores, dy, v))
     projection = tf.reduce_sum(dweights * weights, -1, keepdims=True)
     dscores = (dweights - projection) * weights * scale
     if mask is not None:
@@ -50,6 +93,20 @@ def attention_grad(dy, query, key, value, mask=None, *, scale, masked, heads_fir
     gradients = [
         tf.einsum(to_output, dscores, k),
         tf.einsum(to_output, transposed(dscores), q),
-        tf.einsum(to_output, transposed(weights), dy),
+        tf.einsum(to_output, transposed(left(weights)), dy),
     ]
     return [tf.cast(gradient, query.dtype) for gradient in gradients]
+
+
+def _leaving(mask, random, rate, scale, dtype):
+    """Returns the function that leaves of weights what a mask keeps, if there is one, and then a
+    dropout by numbers of a dtype."""
+
+    def left(weights):
+        if mask is not None:
+            weights = tf.where(mask, weights, tf.zeros_like(weights))
+        if not random:
+            return weights
+        return dropout(weights, *random, rate=rate, scale=scale, dtype=dtype)
+
+    return left

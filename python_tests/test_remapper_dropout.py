@@ -1,0 +1,181 @@
+"""Dropout: which code is fused, to the same bits; what is left as it is, and why."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from remapping import (
+    DROPOUT,
+    check_training,
+    gradient_count,
+    op_counts,
+    reasons,
+    rule_counts,
+    step_of,
+    values,
+)
+
+from tf_fused_ops import function
+from tf_fused_ops.remapper import RemapOptions, convert
+
+SEED = (1, 2)
+RATE = 0.2
+(X,) = values((4, 6, 5))
+
+
+def stateless(**options):
+    def chain(x):
+        return tf.nn.experimental.stateless_dropout(x, RATE, seed=SEED, **options)
+
+    return chain
+
+
+def by_hand(x):
+    random = tf.raw_ops.StatelessRandomGetKeyCounter(seed=SEED)
+    uniform = tf.raw_ops.StatelessRandomUniformV2(
+        shape=tf.shape(x), key=random.key, counter=random.counter, alg=1, dtype=x.dtype
+    )
+    return tf.where(uniform >= RATE, 1.25 * x, 0.0)
+
+
+def of_another_shape(x):
+    other = tf.nn.relu(x)
+    return stateless(noise_shape=tf.shape(other))(x)
+
+
+FORMS = {
+    "stateless": stateless(),
+    "philox": stateless(rng_alg="philox"),
+    "its own shape": stateless(noise_shape=X.shape),
+    "that of another": of_another_shape,
+    "by hand": by_hand,
+    "twice": lambda x: stateless()(stateless()(x)),
+}
+
+
+def assert_same_bits(compiled, stock, *args):
+    for found, expected in zip(*map(tf.nest.flatten, (compiled(*args), stock(*args))), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("unknown", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_forms(name, unknown, dtype):
+    if name == "its own shape" and unknown:
+        pytest.skip("a shape that is known is not that of what has an unknown one")
+    chain, x, count = FORMS[name], tf.cast(X, dtype), 2 if name == "twice" else 1
+    for code, gradients in ((chain, 0), (step_of(chain), count)):
+        signature = [tf.TensorSpec([None, *X.shape[1:]] if unknown else X.shape, dtype)]
+        compiled = function(code, input_signature=signature, autograph=False)
+        assert_same_bits(compiled, tf.function(code, autograph=False), x)
+        assert rule_counts(compiled) == {"dropout": count}
+        assert gradient_count(compiled) == gradients
+        types = {op.type for op in compiled.get_concrete_function().graph.get_operations()}
+        assert not types & {"StatelessRandomUniformV2", "SelectV2", "GreaterEqual"}
+
+
+def broadcast(x):
+    return stateless(noise_shape=[4, 1, 5])(x)
+
+
+def used_mask(x):
+    random = tf.random.stateless_uniform(tf.shape(x), SEED)
+    kept = random >= RATE
+    return tf.where(kept, x * 1.25, 0.0) + tf.cast(kept, tf.float32)
+
+
+def another_range(x):
+    random = tf.random.stateless_uniform(tf.shape(x), SEED, maxval=2.0)
+    return tf.where(random >= RATE, x * 1.25, 0.0)
+
+
+def another_value(x):
+    random = tf.random.stateless_uniform(tf.shape(x), SEED)
+    return tf.where(random >= RATE, x * 1.25, -1.0)
+
+
+OTHERS = {
+    "broadcast numbers": broadcast,
+    "a mask used elsewhere": used_mask,
+    "another range": another_range,
+    "another value": another_value,
+    "numbers of no seed": lambda x: tf.nn.dropout(x, RATE),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others(name):
+    compiled = function(OTHERS[name], input_signature=[tf.TensorSpec(X.shape)])
+    assert compiled(X).shape == X.shape
+    assert "dropout" not in rule_counts(compiled)
+
+
+def test_reasons():
+    """Those that the log tells."""
+    compiled = function(broadcast, input_signature=[tf.TensorSpec(X.shape)])
+    compiled(X)
+    assert "may be broadcast" in reasons(compiled)["dropout"]
+    compiled = function(
+        lambda x: tf.nn.experimental.stateless_dropout(x, 0.1, seed=SEED),
+        input_signature=[tf.TensorSpec(X.shape, tf.float64)],
+    )
+    compiled(tf.cast(X, tf.float64))
+    assert "more digits" in reasons(compiled)["dropout"]
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_keras_layer(policy):
+    """Every call draws other numbers, those that stock draws."""
+    steps = []
+    for decorator in (function, tf.function):
+        keras.utils.set_random_seed(0)
+        layer = keras.layers.Dropout(0.1, seed=5, dtype=policy)
+        x = tf.cast(X, layer.compute_dtype)
+
+        def step(x, layer=layer):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer(x, training=True)
+            return y, tape.gradient(y, x)
+
+        steps.append(decorator(step, input_signature=[tf.TensorSpec([None, 6, 5], x.dtype)]))
+    first = steps[0](x)[0]
+    np.testing.assert_array_equal(first, steps[1](x)[0])
+    assert_same_bits(*steps, x)
+    assert not np.array_equal(first, steps[0](x)[0])
+    assert (rule_counts(steps[0]), gradient_count(steps[0])) == ({"dropout": 1}, 1)
+
+
+def test_model_trains_as_stock():
+    def model():
+        inputs = keras.Input((6, 16))
+        y = keras.layers.MultiHeadAttention(2, 8, dropout=0.1, seed=3)(inputs, inputs)
+        y = keras.layers.Dropout(0.1, seed=4)(y) + inputs
+        y = keras.layers.LayerNormalization()(y)
+        return keras.Model(inputs, keras.layers.Dense(5)(keras.layers.Dropout(0.2, seed=5)(y)))
+
+    compiled = check_training(model, (4, 6, 5))
+    assert (rule_counts(compiled)["attention"], rule_counts(compiled)["dropout"]) == (1, 2)
+
+
+def test_portable_conversion(tmp_path):
+    """Stock ops stand for the op where the package is not installed, and are fused again."""
+    paths = [str(tmp_path / name) for name in ("fused", "portable", "again")]
+    module = tf.Module()
+    signature = [tf.TensorSpec(X.shape)]
+    module.forward = function(step_of(stateless()), input_signature=signature)
+    tf.saved_model.save(module, paths[0])
+    convert(paths[0], paths[1], to_stock=True)
+    convert(paths[1], paths[2])
+    loaded = [tf.saved_model.load(path) for path in paths]
+    for model, count in zip(loaded, (2, 0, 2), strict=True):
+        assert_same_bits(model.forward, module.forward, X)
+        (concrete,) = model.forward.concrete_functions
+        assert op_counts(concrete)[DROPOUT] == count
+
+
+def test_switched_off():
+    compiled = function(stateless(), remap=RemapOptions(disable=["dropout"]))
+    assert_same_bits(compiled, stateless(), X)
+    assert rule_counts(compiled) == {}
