@@ -282,13 +282,17 @@ def _conv_batch_norm(op):
     return chain
 
 
-# Family -> its chain without the activation, as a function of the inputs; where there is a second
-# summand it comes last.
 def _attention(query, key, value):
     scores = tf.einsum("bqhd,bkhd->bhqk", query, key)
     return tf.einsum("bhqk,bkhd->bqhd", tf.nn.softmax(scores * 0.125), value)
 
 
+def _dropout(x):
+    return tf.nn.experimental.stateless_dropout(x, 0.1, seed=[1, 2])
+
+
+# Family -> its chain without the activation, as a function of the inputs; where there is a second
+# summand it comes last.
 _FAMILIES = {
     "act": lambda x: x,
     "conv2d": _conv,
@@ -309,6 +313,7 @@ _FAMILIES = {
     "rms_norm": _rms_norm,
     "attention": _attention,
     "softmax": lambda x: tf.nn.softmax(x * 0.125),
+    "dropout": _dropout,
     "relu_max_pool": lambda x: tf.nn.max_pool2d(tf.nn.relu(x), 2, 2, "VALID"),
     "conv2d_moments": lambda x, w, *vectors: _moments_batch_norm(_conv(x, w), *vectors),
     "conv2d_batch_norm": _conv_batch_norm(tf.raw_ops.FusedBatchNormV3),
