@@ -161,6 +161,64 @@ def test_causal_mask(dtype, isa):
     check(shape, dtype, np.tri(300, dtype=bool))
 
 
+def left_padding(queries, keys):
+    return np.broadcast_to(np.arange(keys) >= keys - 5, (queries, keys))
+
+
+def window(queries, keys):
+    distance = np.arange(queries)[:, None] - np.arange(keys)
+    return (distance >= 0) & (distance < 70)
+
+
+def some_nothing(queries, keys):
+    """Causal, but for rows of which nothing is kept, in a block of those of which some is."""
+    mask = np.tri(queries, keys, dtype=bool)
+    mask[queries // 2] = False
+    return mask
+
+
+# Of which blocks of keys are left out first, last or on both sides, for all or for some queries.
+BLOCKS = [left_padding, window, some_nothing]
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("make_mask", BLOCKS)
+@pytest.mark.parametrize("lengths", [(700, 700), (3, 1100)], ids=str)
+def test_blocks_of_which_nothing_is_kept(lengths, make_mask, dtype, isa):
+    queries, keys = lengths
+    check((2, queries, keys, 2, 24, 17), dtype, make_mask(queries, keys))
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("queries", [1, 150])
+def test_what_no_block_keeps_is_not_read(queries, dtype, isa):
+    """As where a cache of keys and values is not full yet."""
+    query, key, value, dy = tensors((2, queries, 1000, 2, 16, 8), dtype)
+    short = [query, key[:, :70], value[:, :70]]
+    key[:, 256:], value[:, 256:] = np.nan, np.nan
+    mask = np.arange(1000) < 70
+    found = outputs(lambda *a: attention(*a, mask), query, key, value, dy)
+    expected = outputs(attention, *short, dy)
+    for name, ours, theirs in zip(NAMES, found, expected, strict=True):
+        length = theirs.shape[1]
+        assert_close(name, ours[:, :length], theirs, dtype, units=64)
+        assert not tf.cast(ours[:, length:], tf.float32).numpy().any()
+
+
+def test_what_no_block_keeps_counts_where_it_has_a_weight():
+    """Masked by a number that is not far below the scores."""
+    args = tensors((1, 150, 600, 1, 8, 5), "float64")
+    mask = np.arange(600) < 70
+
+    def theirs(query, key, value):
+        z = tf.where(mask, tf.einsum("bqhd,bkhd->bhqk", query, key) * 0.5, -3.0)
+        return tf.einsum("bhqk,bkhd->bqhd", tf.nn.softmax(z), value)
+
+    assert_all_close(
+        outputs(lambda *a: attention(*a, mask, 0.5, masked=-3.0), *args), outputs(theirs, *args)
+    )
+
+
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 def test_queries_without_anything_kept(dtype, isa):
     """Their keys count alike, and only values have a gradient of them."""

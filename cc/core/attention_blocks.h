@@ -108,6 +108,30 @@ struct Scores {
   }
 };
 
+// Whether a mask keeps none of `n` keys from `key` on, in `rows` rows of scores
+// from `row` on.
+inline bool KeepsNothing(const SoftmaxMask& mask, int64_t row, int64_t rows,
+                         int64_t key, int64_t n) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const std::uint8_t* const keep = mask.Row(row + i) + key;
+    std::uint8_t any = 0;
+    for (int64_t j = 0; j < n; ++j) any |= keep[j];
+    if (any != 0) return false;
+  }
+  return true;
+}
+
+// Whether what is masked has a weight of zero in every row of scores, given the
+// largest of each.
+template <class T>
+bool MaskedIsNothing(const AttentionArgs& args, const Accumulator<T>* largest,
+                     int64_t rows) {
+  const auto masked = static_cast<Accumulator<T>>(args.masked);
+  for (int64_t i = 0; i < rows; ++i)
+    if (!(masked - largest[i] < MathConstants<T>::kExpMin)) return false;
+  return true;
+}
+
 // The weights that dropout leaves.
 template <class T>
 class WeightDropout {

@@ -1,5 +1,6 @@
 // Attention, block by block of keys: what has been summed up of a row's values
-// is scaled down whenever a larger score is found.
+// is scaled down whenever a larger score is found. Blocks that a mask keeps
+// nothing of are not read.
 #include "cc/core/attention_few_queries.h"
 
 namespace tfo::TFO_ISA {
@@ -86,28 +87,57 @@ class AttentionForwardWork {
     const int64_t rows = queries_.Begin(last) - begin;
     A* const memory = sums_[worker];
     const Rows sums{memory, memory + rows, memory + 2 * rows};
-    for (int64_t i = 0; i < rows; ++i) sums.sum[i] = 0;
-    if (s_.keys == 0) {
+    for (int64_t i = 0; i < rows; ++i)
+      sums.largest[i] = -A(__builtin_inf()), sums.sum[i] = 0;
+    Zero(sums.values, rows * value_pitch_);
+    if (s_.keys == 0)
       for (int64_t i = 0; i < rows; ++i) sums.largest[i] = 0, sums.sum[i] = 1;
-      Zero(sums.values, rows * value_pitch_);
-    }
-    for (int64_t block = 0; block < keys_.count(); ++block) {
-      const int64_t key = keys_.Begin(block);
-      if (few()) {
-        AddFewQueries<kMask>(head, key, keys_.Size(block), k, v, worker, sums);
-        continue;
-      }
-      Panels keys(packed_keys_[worker]), values(packed_values_[worker]);
-      keys.Pack(k.At(key), k.AsColumns(), s_.depth, keys_.Size(block));
-      values.Pack(v.At(key), v.AsRows(), keys_.Size(block), s_.value_depth);
-      for (int64_t i = first; i < last; ++i) {
-        const int64_t at = queries_.Begin(i) - begin;
-        AddBlock<kMask>(head, i, key, keys, values, worker,
-                        {sums.largest + at, sums.sum + at,
-                         sums.values + at * value_pitch_});
-      }
-    }
+    // What a mask keeps comes first: beside it the rest is nothing in all but
+    // odd rows.
+    if (AddBlocks<kMask, true>(head, first, last, k, v, worker, sums))
+      AddBlocks<kMask, false>(head, first, last, k, v, worker, sums);
     Finish(head, begin, rows, sums);
+  }
+
+  // Adds the values of blocks of which a mask keeps something, or of those of
+  // which it keeps nothing where they count all the same. Returns whether there
+  // are others.
+  template <bool kMask, bool kSome>
+  bool AddBlocks(int64_t head, int64_t first, int64_t last,
+                 const HeadRows<const T>& k, const HeadRows<const T>& v,
+                 int worker, const Rows& sums) {
+    bool others = false;
+    for (int64_t block = 0; block < keys_.count(); ++block) {
+      const int64_t key = keys_.Begin(block), n = keys_.Size(block);
+      Panels keys(packed_keys_[worker]), values(packed_values_[worker]);
+      bool packed = false;
+      for (int64_t i = first; i < last; ++i) {
+        const int64_t at = queries_.Begin(i) - queries_.Begin(first);
+        const int64_t rows = queries_.Size(i);
+        const Rows of_block{sums.largest + at, sums.sum + at,
+                            sums.values + at * value_pitch_};
+        if constexpr (kMask) {
+          const int64_t row = head * s_.queries + queries_.Begin(i);
+          if (!kSome && MaskedIsNothing<T>(args_, of_block.largest, rows))
+            continue;
+          if (KeepsNothing(args_.mask, row, rows, key, n) == kSome) {
+            others = true;
+            continue;
+          }
+        }
+        if (few()) {
+          AddFewQueries<kMask>(head, key, n, k, v, worker, of_block);
+          continue;
+        }
+        if (!packed) {
+          keys.Pack(k.At(key), k.AsColumns(), s_.depth, n);
+          values.Pack(v.At(key), v.AsRows(), n, s_.value_depth);
+          packed = true;
+        }
+        AddBlock<kMask>(head, i, key, keys, values, worker, of_block);
+      }
+    }
+    return others;
   }
 
   // Adds the values of a block of keys, the first of which is `key`.
@@ -130,8 +160,7 @@ class AttentionForwardWork {
     }
     WeighRows<kMask>(head, first, rows, key, keys.columns(), scores, weights,
                      sums);
-    MultiplyBlock<true>(weights, rows, values, key > 0, sums.values,
-                        value_pitch_);
+    MultiplyBlock<true>(weights, rows, values, true, sums.values, value_pitch_);
   }
 
   // The same, of `n` keys, for all queries there are.
@@ -145,7 +174,6 @@ class AttentionForwardWork {
     MultiplyByKeys(q, s_.queries, k, key, n, s_.depth, scores, score_pitch_);
     WeighRows<kMask>(head, 0, s_.queries, key, n, scores,
                      BlockRows<A>{{scores, 0}, score_pitch_}, sums);
-    if (key == 0) Zero(sums.values, s_.queries * value_pitch_);
     AddValues(scores, score_pitch_, s_.queries, v, key, n, s_.value_depth,
               sums.values, value_pitch_);
   }
@@ -161,8 +189,7 @@ class AttentionForwardWork {
       const std::uint8_t* const keep =
           kMask ? args_.mask.Row(row) + key : nullptr;
       const std::uint32_t* const words = dropout_.Draw(row, key, n, room);
-      const A before = key > 0 ? sums.largest[i] : -A(__builtin_inf());
-      WeighRow<kMask>(scores + i * score_pitch_, keep, words, n, before,
+      WeighRow<kMask>(scores + i * score_pitch_, keep, words, n,
                       sums.largest + i, sums.sum + i,
                       sums.values + i * value_pitch_,
                       weights.data + i * weights.pitch);
@@ -172,10 +199,10 @@ class AttentionForwardWork {
   // Turns `n` products into the weights of their keys.
   template <bool kMask, class W>
   TFO_INLINE void WeighRow(A* scores, const std::uint8_t* keep,
-                           const std::uint32_t* words, int64_t n, A before,
-                           A* largest, A* sum, A* values,
-                           OperandsIn<W> weights) const {
+                           const std::uint32_t* words, int64_t n, A* largest,
+                           A* sum, A* values, OperandsIn<W> weights) const {
     const Scores<A, kMask> z_of(args_);
+    const A before = *largest;
     Vec<A> most = Splat(before);
     ForColumns<A>(n, [&](int64_t j, auto partial, int m) TFO_INLINE_LAMBDA {
       Vec<A> z = z_of(scores + j, kMask ? keep + j : nullptr, m);

@@ -134,7 +134,7 @@ class AttentionGradientWork {
     const auto dy = rows_of(args_.dy, s_.queries, s_.value_depth);
     const auto y = rows_of(f.y, s_.queries, s_.value_depth);
     A* const query_sums = QuerySums(head, part, worker);
-    if (s_.keys == 0) Zero(query_sums, s_.queries * depth_pitch_);
+    Zero(query_sums, s_.queries * depth_pitch_);
     for (int64_t i = 0; i < s_.queries; ++i)
       dots_[worker][i] = Dot(y.At(i), dy.At(i));
     const int64_t first = parts_.Begin(part);
@@ -145,27 +145,32 @@ class AttentionGradientWork {
       A* const value_sums = key_sums + count * depth_pitch_;
       Panels key_columns(key_columns_[worker]), keys(packed_keys_[worker]);
       Panels value_columns(value_columns_[worker]);
-      if (s_.queries > kFewQueries)
-        key_columns.Pack(k.At(key), k.AsColumns(), s_.depth, count);
-      value_columns.Pack(v.At(key), v.AsColumns(), s_.value_depth, count);
-      keys.Pack(k.At(key), k.AsRows(), count, s_.depth);
-      if (s_.queries == 0)
-        Zero(key_sums, count * (depth_pitch_ + value_pitch_));
+      bool begun = false;
       for (int64_t i = 0; i < queries_.count(); ++i) {
         const int64_t query = queries_.Begin(i), rows = queries_.Size(i);
+        if (kMask && IsNothing(head * s_.queries + query, rows, key, count))
+          continue;
+        if (!begun) {
+          if (s_.queries > kFewQueries)
+            key_columns.Pack(k.At(key), k.AsColumns(), s_.depth, count);
+          value_columns.Pack(v.At(key), v.AsColumns(), s_.value_depth, count);
+          keys.Pack(k.At(key), k.AsRows(), count, s_.depth);
+        }
         const Factors factors = FactorsOf(worker);
         ScoreBlock<kMask>(head, i, key, count, q, k, dy, key_columns,
                           value_columns, factors, worker);
         Panels queries(packed_queries_[worker]), dys(packed_dy_[worker]);
         queries.Pack(q.At(query), q.AsRows(), rows, s_.depth);
         dys.Pack(dy.At(query), dy.AsRows(), rows, s_.value_depth);
-        MultiplyBlock<false>(factors.weight_columns, count, dys, i > 0,
+        MultiplyBlock<false>(factors.weight_columns, count, dys, begun,
                              value_sums, value_pitch_);
-        MultiplyBlock<false>(factors.dscore_columns, count, queries, i > 0,
+        MultiplyBlock<false>(factors.dscore_columns, count, queries, begun,
                              key_sums, depth_pitch_);
-        MultiplyBlock<true>(factors.dscore_rows, rows, keys, block > first,
+        MultiplyBlock<true>(factors.dscore_rows, rows, keys, true,
                             query_sums + query * depth_pitch_, depth_pitch_);
+        begun = true;
       }
+      if (!begun) Zero(key_sums, count * (depth_pitch_ + value_pitch_));
       const auto write = [&](const A* sums, int64_t pitch, int64_t depth,
                              void* to) {
         auto grad = RowsOfHead(static_cast<T*>(to), s_, head, s_.keys, depth);
@@ -179,6 +184,14 @@ class AttentionGradientWork {
     WriteRows(query_sums, depth_pitch_, s_.queries, s_.depth,
               RowsOfHead(static_cast<T*>(args_.q_grad), s_, head, s_.queries,
                          s_.depth));
+  }
+
+  // Whether no weight of `n` keys from `key` on is other than zero, in `rows`
+  // rows of scores from `row` on.
+  bool IsNothing(int64_t row, int64_t rows, int64_t key, int64_t n) const {
+    const AttentionArgs& f = args_.forward;
+    return KeepsNothing(f.mask, row, rows, key, n) &&
+           MaskedIsNothing<T>(f, static_cast<const A*>(f.largest) + row, rows);
   }
 
   // The factors of a block of queries and of `n` keys from `key` on.
