@@ -312,6 +312,7 @@ RAW |= {
     "softmax": SOFTMAX | {"mask": []},
     "softmax_grad": {**dict.fromkeys(("dy", "y"), (2, 5, 3)), "mask": []},
     "dropout": {"x": (2, 5), "rng_key": (1,), "rng_counter": (2,), "rate": 0.5, "scale": 2.0},
+    "random_words": {"shape": [2, 3]},
     "attention": ATTENTION | {"mask": [], "rng_key": [], "rng_counter": []},
     "attention_grad": {
         **ATTENTION,
@@ -382,6 +383,7 @@ WRONG_RAW_CALLS = [
         (op, {"rng_key": [(1,)], "rng_counter": [(1, 2)]}, "rng_counter")
         for op in ("attention", "attention_grad")
     ],
+    *[("random_words", {"shape": v}, "shape") for v in (3, [[1]], [-1], [2**31 - 1] * 4)],
     ("attention", {"rng_key": [(1,)] * 2, "rng_counter": [(2,)] * 2}, "rng"),
     ("layer_norm_grad", {"dy": (2, 5, 1)}, "dy"),
     ("layer_norm_grad", {"dy": (10, 3)}, "dy"),

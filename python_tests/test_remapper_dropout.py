@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from remapping import (
     DROPOUT,
+    assert_same,
     check_training,
     gradient_count,
     op_counts,
@@ -30,6 +31,10 @@ def stateless(**options):
     return chain
 
 
+def stateful(x):
+    return tf.nn.dropout(x, RATE)
+
+
 def by_hand(x):
     random = tf.raw_ops.StatelessRandomGetKeyCounter(seed=SEED)
     uniform = tf.raw_ops.StatelessRandomUniformV2(
@@ -49,6 +54,8 @@ FORMS = {
     "its own shape": stateless(noise_shape=X.shape),
     "that of another": of_another_shape,
     "by hand": by_hand,
+    "stateful": stateful,
+    "stateful with a seed": lambda x: tf.nn.dropout(x, RATE, seed=7),
     "twice": lambda x: stateless()(stateless()(x)),
 }
 
@@ -67,12 +74,19 @@ def test_forms(name, unknown, dtype):
     chain, x, count = FORMS[name], tf.cast(X, dtype), 2 if name == "twice" else 1
     for code, gradients in ((chain, 0), (step_of(chain), count)):
         signature = [tf.TensorSpec([None, *X.shape[1:]] if unknown else X.shape, dtype)]
-        compiled = function(code, input_signature=signature, autograph=False)
-        assert_same_bits(compiled, tf.function(code, autograph=False), x)
+        runs = []
+        for decorator in (function, tf.function):
+            tf.random.set_seed(1)
+            compiled = decorator(code, input_signature=signature, autograph=False)
+            runs.append([compiled, compiled(x), compiled(x)])
+        (compiled, *found), (_, *expected) = runs
+        for ours, theirs in zip(*map(tf.nest.flatten, (found, expected)), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
         assert rule_counts(compiled) == {"dropout": count}
         assert gradient_count(compiled) == gradients
         types = {op.type for op in compiled.get_concrete_function().graph.get_operations()}
-        assert not types & {"StatelessRandomUniformV2", "SelectV2", "GreaterEqual"}
+        drawing = {"StatelessRandomUniformV2", "RandomUniform"}
+        assert not types & {*drawing, "SelectV2", "GreaterEqual"}
 
 
 def broadcast(x):
@@ -100,7 +114,6 @@ OTHERS = {
     "a mask used elsewhere": used_mask,
     "another range": another_range,
     "another value": another_value,
-    "numbers of no seed": lambda x: tf.nn.dropout(x, RATE),
 }
 
 
@@ -122,6 +135,37 @@ def test_reasons():
     )
     compiled(tf.cast(X, tf.float64))
     assert "more digits" in reasons(compiled)["dropout"]
+
+
+def test_outer_tape():
+    """The backward pass, a function of its own, has the numbers of the forward pass."""
+    compiled = function(stateful, input_signature=[tf.TensorSpec([None, 6, 5])])
+    with tf.GradientTape() as tape:
+        tape.watch(X)
+        y = compiled(X)
+    np.testing.assert_array_equal(tape.gradient(y, X), tf.where(y == 0, 0.0, 1.25))
+    assert rule_counts(compiled) == {"dropout": 1}
+
+
+def test_attention_with_a_generator_of_its_own():
+    """Draws what stock draws, and other numbers in every call."""
+    operands = values((2, 5, 3, 4), (2, 6, 3, 4), (2, 6, 3, 7))
+
+    def chain(query, key, value):
+        weights = tf.nn.softmax(tf.einsum("bqhd,bkhd->bhqk", query, key))
+        return tf.einsum("bhqk,bkhd->bqhd", tf.nn.dropout(weights, RATE), value)
+
+    for unknown in (False, True):
+        specs = [tf.TensorSpec([None, *x.shape[1:]] if unknown else x.shape) for x in operands]
+        runs = []
+        for decorator in (function, tf.function):
+            tf.random.set_seed(1)
+            compiled = decorator(step_of(chain), input_signature=specs)
+            runs.append([compiled, compiled(*operands), compiled(*operands)])
+        (compiled, *found), (_, *expected) = runs
+        assert_same(found, expected)
+        assert not np.array_equal(found[0][0], found[1][0])
+        assert (rule_counts(compiled), gradient_count(compiled)) == ({"attention": 1}, 1)
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])

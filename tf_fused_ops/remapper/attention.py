@@ -35,6 +35,7 @@ class Attention(Softmax):
         **dict.fromkeys(("shape", *dropout.RANDOM), (1,)),
     }
     differentiable = ("query", "key", "value")
+    captured: ClassVar = dropout.SEEDS
     fused_ops = ("TfFusedOps>Attention", "TfFusedOps>AttentionGrad")
 
     def variants(self, view, anchor):
@@ -56,7 +57,7 @@ class Attention(Softmax):
     def present(self, attrs):
         masks = ("mask",) if attrs["masked"] else ()
         sizes = ("shape",) if attrs["dropped"] and not attrs["sized"] else ()
-        random = tuple(dropout.RANDOM) if attrs["dropped"] else ()
+        random = dropout.given(attrs) if attrs["dropped"] else ()
         return (*self.differentiable, *masks, *sizes, *random)
 
     def parameters(self, attrs):
@@ -110,12 +111,12 @@ class Attention(Softmax):
 
     def fuse(self, match, training):
         attrs = match.attrs
-        query = match.operands["query"]
+        query, random = match.operands["query"], self._random(match)
         outputs = emit(
             self.fused_ops[0],
             *self._factors(match),
             self.mask_of(match),
-            *self._random(match),
+            *_lists(random),
             U=tf.float64 if query.dtype == tf.float64 else tf.float32,
             scale=self.scale_of(attrs),
             zero_masked=attrs["zeroed"],
@@ -125,7 +126,7 @@ class Attention(Softmax):
             **_dropout_of(attrs),
         )
         saved = tuple(outputs[name] for name in ("y", "largest", "inverse_sum"))
-        return Fused({"y": outputs["y"]}, saved)
+        return Fused({"y": outputs["y"]}, (*saved, *random))
 
     def fuse_gradient(self, match, fused, dy, wanted):
         attrs = match.attrs
@@ -133,9 +134,9 @@ class Attention(Softmax):
             self.fused_ops[1],
             dy,
             *self._factors(match),
-            *fused.saved,
+            *fused.saved[:3],
             self.mask_of(match),
-            *self._random(match),
+            *_lists(fused.saved[3:]),
             scale=self.scale_of(attrs),
             zero_masked=attrs["zeroed"],
             heads_first=attrs["heads_first"],
@@ -163,8 +164,18 @@ class Attention(Softmax):
         return [match.operands[name] for name in self.differentiable]
 
     def _random(self, match):
-        """Key and counter of a dropout, as lists of one each, or of none."""
-        return [[match.operands[n]] if match.attrs["dropped"] else [] for n in dropout.RANDOM]
+        """Key and counter of a dropout, if there is one."""
+        attrs = match.attrs
+        if not attrs["dropped"]:
+            return ()
+        sized, operands = attrs["sized"], match.operands
+        shape = self.inner_shape(match, attrs["shape_type"]) if sized else operands["shape"]
+        return dropout.words(match, shape)
+
+
+def _lists(random):
+    """Returns key and counter as optional inputs of an op: two lists of one each, or of none."""
+    return [[words] for words in random] or [[], []]
 
 
 def _dropout_of(attrs):

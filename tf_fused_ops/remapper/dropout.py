@@ -1,4 +1,4 @@
-"""The rule for dropout with random numbers of a seed."""
+"""The rules for dropout."""
 
 from typing import ClassVar
 
@@ -15,6 +15,10 @@ from tf_fused_ops.remapper.rule import Fused, Rule
 RANDOM = {"rng_key": 1, "rng_counter": 2}
 # Of the stock code.
 PARAMETERS = dict.fromkeys(("rate", "kept_scale"), (0, None))
+# The ops that draw: with random words that the graph tells, and with a generator of their own.
+STATELESS, STATEFUL = "StatelessRandomUniformV2", "RandomUniform"
+# Attributes of the latter.
+SEEDS = {STATEFUL: {"seed": 0, "seed2": 0}}
 # What a processor takes for Philox: its number, and that of the choice by device.
 _PHILOX = (1, 3)
 
@@ -22,18 +26,29 @@ _PHILOX = (1, 3)
 class Dropout(Rule):
     """where(uniform >= rate, x * scale, 0), the uniform numbers being drawn by Philox.
 
-    Variants, by attribute:
-        alg: The generator's number.
+    The anchor is the op that draws.
+
+    Variants, by attribute, see `draws`:
+        draw: The type of that op.
+        alg: The generator's number; None for that of TensorFlow's stateful ops.
         ranged: Whether the numbers are scaled to the range from 0 to 1 that they have.
+        shape_type: The dtype of their shape.
     """
 
     family = "dropout"
-    anchor = "StatelessRandomUniformV2"
+    captured: ClassVar = SEEDS
     operands: ClassVar = {"x": (), "shape": (1,), "rng_key": (1,), "rng_counter": (1,)}
     differentiable = ("x",)
     fused_ops = ("TfFusedOps>Dropout",)
     # What has dropout inside comes first.
     last = True
+
+    def __init__(self, *chain, anchor=STATELESS):
+        super().__init__(*chain)
+        self.anchor = anchor
+
+    def present(self, attrs):
+        return ("x", "shape", *given(attrs))
 
     def variants(self, view, anchor):
         return draws(view, anchor)
@@ -47,8 +62,8 @@ class Dropout(Rule):
     def scalable(self, attrs, shapes):
         return True
 
-    def stock(self, attrs, x, shape, rng_key, rng_counter):
-        return {"y": drop(attrs, x, shape, rng_key, rng_counter)}
+    def stock(self, attrs, x, shape, **random):
+        return {"y": drop(attrs, x, shape, **random)}
 
     def check(self, match):
         x, shape = match.operands["x"], match.operands["shape"]
@@ -59,18 +74,18 @@ class Dropout(Rule):
         return objection(match, x.dtype)
 
     def fuse(self, match, training):
-        return Fused({"y": self._emit(match, match.operands["x"], "")})
+        random = words(match, match.operands["shape"])
+        return Fused({"y": self._emit(match, match.operands["x"], random, "")}, random)
 
     def fuse_gradient(self, match, fused, dy, wanted):
-        return {"x": self._emit(match, dy, "_grad")}
+        return {"x": self._emit(match, dy, fused.saved, "_grad")}
 
     def describe(self, match):
         y, x = match.outputs["y"].op.name, match.operands["x"].op.name
         return "Dropout", f"dropout={y} input={x}"
 
-    def _emit(self, match, x, suffix):
+    def _emit(self, match, x, random, suffix):
         rate, scale = numbers(match.attrs)
-        random = [match.operands[name] for name in RANDOM]
         name = match.fused_name(suffix)
         return emit(self.fused_ops[0], x, *random, rate=rate, scale=scale, name=name)["y"]
 
@@ -84,19 +99,27 @@ def over(view, tensor):
             op = select.inputs[0].op
             while view.types[op] in ("GreaterEqual", "AddV2", "Mul"):
                 op = op.inputs[0].op
-            if view.types[op] == Dropout.anchor:
+            if view.types[op] in (STATELESS, STATEFUL):
                 yield select.outputs[0], op
 
 
 def draws(view, anchor):
     """Yields the forms that uniform numbers may have at the op that draws them, as {attribute:
     value}."""
-    alg = view.constant(anchor.inputs[3])
-    if alg is None or alg.ndim or alg not in _PHILOX:
-        return
+    alg = None
+    if view.types[anchor] == STATELESS:
+        number = view.constant(anchor.inputs[3])
+        if number is None or number.ndim or number not in _PHILOX:
+            return
+        alg = int(number)
     types = {view.types[op] for op in view.users(anchor.outputs[0])}
-    shape_type = anchor.inputs[0].dtype
-    yield {"alg": int(alg), "ranged": "Mul" in types, "shape_type": shape_type}
+    form = {"alg": alg, "ranged": "Mul" in types, "shape_type": anchor.inputs[0].dtype}
+    yield form | {"draw": view.types[anchor]}
+
+
+def given(attrs):
+    """Returns the operands, of RANDOM, that say where random words begin."""
+    return tuple(RANDOM) if attrs["draw"] == STATELESS else ()
 
 
 def random_dtype(name, attrs):
@@ -104,17 +127,37 @@ def random_dtype(name, attrs):
     return attrs["shape_type"] if name == "shape" else tf.uint64
 
 
-def drop(attrs, x, shape, rng_key, rng_counter):
+def drop(attrs, x, shape, rng_key=None, rng_counter=None):
     """The stock code."""
-    uniform = tf.raw_ops.StatelessRandomUniformV2(
-        shape=shape, key=rng_key, counter=rng_counter, alg=attrs["alg"], dtype=x.dtype
-    )
+    if attrs["draw"] == STATELESS:
+        uniform = tf.raw_ops.StatelessRandomUniformV2(
+            shape=shape, key=rng_key, counter=rng_counter, alg=attrs["alg"], dtype=x.dtype
+        )
+    else:
+        uniform = tf.raw_ops.RandomUniform(shape=shape, dtype=x.dtype)
     # What the gradient depends on is known only of a shape that is a constant.
     uniform.set_shape(x.shape)
     if attrs["ranged"]:
         low, high = tf.constant(0, x.dtype), tf.constant(1, x.dtype)
         uniform = uniform * (high - low) + low
     return tf.where(uniform >= attrs["rate"], x * attrs["kept_scale"], tf.constant(0, x.dtype))
+
+
+def words(match, shape):
+    """Returns key and counter of the random words that a match draws for a shape, given as a
+    tensor."""
+    if match.attrs["draw"] == STATELESS:
+        return tuple(match.operands[name] for name in RANDOM)
+    seeds = {name: match.attrs[name] for name in SEEDS[STATEFUL]}
+    # Of the shape's own type.
+    words = emit(
+        "TfFusedOps>RandomWords",
+        shape,
+        name=match.fused_name("_words"),
+        Tshape=shape.dtype,
+        **seeds,
+    )
+    return tuple(words[name] for name in RANDOM)
 
 
 def numbers(attrs):
@@ -124,7 +167,8 @@ def numbers(attrs):
 
 def objection(match, dtype):
     """Returns why the fused op would not draw, or not scale, as stock code does, or None."""
-    for name, size in RANDOM.items():
+    for name in given(match.attrs):
+        size = RANDOM[name]
         if match.operands[name].shape != (size,):
             return f"{match.operands[name].name} is not known to have {size} elements"
     for number in numbers(match.attrs):

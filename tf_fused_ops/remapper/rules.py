@@ -78,7 +78,8 @@ def _table():
     yield max_pool.ReluMaxPool()
     yield attention.Attention()
     yield softmax.Softmax()
-    yield dropout.Dropout()
+    for draw in (dropout.STATELESS, dropout.STATEFUL):
+        yield dropout.Dropout(anchor=draw)
     for root in layer_norm.ROOTS:
         yield layer_norm.LayerNorm(anchor=root)
         yield layer_norm.RmsNorm(anchor=root)
