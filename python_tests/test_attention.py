@@ -150,9 +150,15 @@ def test_zeros_where_nothing_is_kept(dtype, isa):
     mask = mask_for((5, 300))
     mask[1] = False
     check(shape, dtype, mask, zero_masked=True)
-    args = tensors(shape, dtype)[:3]
-    assert not tf.cast(attention(*args, mask, zero_masked=True)[:, 1], tf.float32).numpy().any()
-    assert tf.cast(attention(*args, mask)[:, 1], tf.float32).numpy().all()
+    args = tensors(shape, dtype)
+    found = [
+        outputs(lambda *a, m=m: attention(*a, mask, masked=m, zero_masked=True), *args)
+        for m in (MASKED, -np.inf)
+    ]
+    for value, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(value, other)
+    assert not tf.cast(found[0][0][:, 1], tf.float32).numpy().any()
+    assert tf.cast(attention(*args[:3], mask)[:, 1], tf.float32).numpy().all()
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
@@ -203,6 +209,15 @@ def test_what_no_block_keeps_is_not_read(queries, dtype, isa):
         length = theirs.shape[1]
         assert_close(name, ours[:, :length], theirs, dtype, units=64)
         assert not tf.cast(ours[:, length:], tf.float32).numpy().any()
+
+
+def test_no_number_among_the_keys_that_are_kept(isa):
+    """Makes no number of all weights of a row, also of those that are masked."""
+    query, key, value, dy = tensors((1, 150, 600, 1, 8, 5), "float32")
+    key[0, 3] = np.nan
+    mask = np.arange(600) < 70
+    value_grad = outputs(lambda *a: attention(*a, mask), query, key, value, dy)[3]
+    assert np.isnan(value_grad).all()
 
 
 def test_what_no_block_keeps_counts_where_it_has_a_weight():

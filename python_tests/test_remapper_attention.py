@@ -160,11 +160,15 @@ def test_forms(name, unknown_batch):
     ("dtype", "cast"),
     [("float64", False), *((dtype, cast) for dtype in ("float16", "bfloat16") for cast in (0, 1))],
 )
-def test_dtypes(dtype, cast):
+@pytest.mark.parametrize("dropped", [False, True])
+def test_dtypes(dtype, cast, dropped):
     def chain(query, key, value):
         z = tf.einsum("bqhd,bkhd->bhqk", query, key)
         weights = tf.nn.softmax((tf.cast(z, tf.float32) if cast else z) * 0.5)
-        return tf.einsum("bhqk,bkhd->bqhd", tf.cast(weights, dtype), value)
+        weights = tf.cast(weights, dtype)
+        if dropped:
+            weights = tf.nn.experimental.stateless_dropout(weights, 0.5, seed=[1, 2])
+        return tf.einsum("bhqk,bkhd->bqhd", weights, value)
 
     operands = [tf.cast(x, dtype) for x in BESIDE]
     check(step_of(chain), operands, {"attention": 1}, gradients=1)
@@ -282,6 +286,41 @@ OTHERS = {
         [FIRST[0], FIRST[1], FIRST[2][:, :, :5]],
     ),
 }
+
+
+@pytest.mark.parametrize("rank", [3, 5])
+def test_flipped_products_of_other_ranks(rank):
+    """Only Keras's own are known."""
+    rows, columns = {3: ([1, 0, 2], [1, 2, 0]), 5: ([0, 1, 3, 2, 4], [0, 1, 3, 4, 2])}[rank]
+    back = [*range(rank - 2), rank - 1, rank - 2]
+
+    def chain(query, key, value):
+        scores = tf.transpose(key, rows) @ tf.transpose(query, columns)
+        weights = tf.nn.softmax(tf.transpose(scores, back) * 0.5)
+        return tf.transpose(weights @ tf.transpose(value, rows), rows)
+
+    front, heads = {3: ((), 2), 5: ((2, 2), 3)}[rank]
+    lengths = (5, 4), (6, 4), (6, 7)
+    operands = values(*[(*front, length, heads, depth) for length, depth in lengths])
+    check(step_of(chain), operands, {"softmax": 1}, gradients=1)
+
+
+@pytest.mark.parametrize("inner", range(2))
+def test_shapes_inside_flipped_products(inner):
+    """Are none of scores."""
+
+    def chain(query, key, value):
+        columns = tf.transpose(query, [0, 2, 3, 1])
+        products = tf.transpose(key, [0, 2, 1, 3]) @ columns
+        weights = tf.nn.softmax(tf.transpose(products, [0, 1, 3, 2]))
+        sums = weights @ tf.transpose(value, [0, 2, 1, 3])
+        read = tf.shape((products, sums)[inner])
+        return tf.transpose(sums, [0, 2, 1, 3]), tf.cast(read, tf.float32)
+
+    signature = [tf.TensorSpec([2, None, *x.shape[2:]]) for x in BESIDE]
+    compiled = function(chain, input_signature=signature)
+    assert_same(compiled(*BESIDE), chain(*BESIDE))
+    assert rule_counts(compiled) == {"softmax": 1}
 
 
 @pytest.mark.parametrize("name", OTHERS)

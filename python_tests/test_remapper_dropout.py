@@ -120,8 +120,57 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_others(name):
     compiled = function(OTHERS[name], input_signature=[tf.TensorSpec(X.shape)])
-    assert compiled(X).shape == X.shape
+    assert_same_bits(compiled, OTHERS[name], X)
     assert "dropout" not in rule_counts(compiled)
+
+
+def broadcast_gradient(x, z):
+    """What looks like a gradient, but has the mask broadcast to it."""
+    kept = tf.random.stateless_uniform(tf.shape(x), SEED) >= 0.5
+    return tf.where(kept, x * 2.0, 0.0), tf.where(kept, z, 0.0) * 2.0
+
+
+def test_what_looks_like_a_gradient():
+    args = values((8,), (3, 8))
+    compiled = function(broadcast_gradient)
+    assert_same_bits(compiled, broadcast_gradient, *args)
+    assert rule_counts(compiled) == {}
+
+
+@pytest.mark.parametrize("chain", [stateless(), lambda x: tf.nn.gelu(x)], ids=["dropout", "gelu"])
+def test_jacobian(chain):
+    """Whose gradients come in many at a time."""
+
+    def jacobian(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = chain(x)
+        return tape.jacobian(y, x)
+
+    (x,) = values((8,))
+    np.testing.assert_allclose(function(jacobian)(x), jacobian(x), rtol=1e-5, atol=1e-6)
+
+
+def test_sizes_behind_a_transposition_are_not_mistaken():
+    """Of a dimension that is counted from the end."""
+
+    def chain(a, b):
+        y = tf.transpose(a @ b, [-1, 0])
+        shape = tf.shape(tf.transpose(a, [-1, 0]))
+        return tf.nn.experimental.stateless_dropout(y, 0.5, seed=SEED, noise_shape=shape)
+
+    compiled = function(chain, input_signature=[tf.TensorSpec([None, None])] * 2)
+    args = values((6, 1), (1, 5))
+    assert_same_bits(compiled, chain, *args)
+    assert rule_counts(compiled) == {}
+
+
+def test_sizes_of_unknown_ranks():
+    def chain(a, b):
+        return stateless()(tf.transpose(a @ b, [0, 2, 1]))
+
+    compiled = function(chain, input_signature=[tf.TensorSpec(None)] * 2)
+    assert_same_bits(compiled, chain, *values((2, 4, 3), (2, 3, 5)))
 
 
 def test_reasons():
@@ -217,6 +266,21 @@ def test_portable_conversion(tmp_path):
         assert_same_bits(model.forward, module.forward, X)
         (concrete,) = model.forward.concrete_functions
         assert op_counts(concrete)[DROPOUT] == count
+
+
+def test_portable_conversion_of_a_generator(tmp_path):
+    """Draws anew in every call."""
+    module = tf.Module()
+    module.forward = function(step_of(stateful), input_signature=[tf.TensorSpec(X.shape)])
+    tf.saved_model.save(module, str(tmp_path / "fused"))
+    convert(str(tmp_path / "fused"), str(tmp_path / "portable"), to_stock=True)
+    forward = tf.saved_model.load(str(tmp_path / "portable")).forward
+    (concrete,) = forward.concrete_functions
+    assert not [name for name in op_counts(concrete) if name.startswith("TfFusedOps>")]
+    first, second = (forward(X)[0].numpy() for _ in range(2))
+    assert not np.array_equal(first, second)
+    for y in (first, second):
+        np.testing.assert_array_equal(y, np.where(y == 0, 0, np.float32(1.25) * X))
 
 
 def test_switched_off():

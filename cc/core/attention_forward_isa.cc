@@ -248,7 +248,12 @@ class AttentionForwardWork {
     const auto y = RowsOfHead(static_cast<T*>(args_.y), s_, head, s_.queries,
                               s_.value_depth);
     for (int64_t i = 0; i < rows; ++i) {
-      const A inverse = A(1) / sums.sum[i];
+      const int64_t row = head * s_.queries + begin + i;
+      // Only minus infinity in the place of all scores leaves nothing.
+      const bool zeros = args_.zero_masked && args_.mask.keep != nullptr &&
+                         sums.sum[i] == 0 &&
+                         KeepsNothing(args_.mask, row, 1, 0, s_.keys);
+      const A inverse = zeros ? A(0) : A(1) / sums.sum[i];
       T* const to = y.At(begin + i);
       const A* const values = sums.values + i * value_pitch_;
       ForColumns<A>(s_.value_depth,
@@ -256,7 +261,6 @@ class AttentionForwardWork {
                       StoreColumns<decltype(partial)::value>(
                           to + j, Load(values + j) * inverse, n);
                     });
-      const int64_t row = head * s_.queries + begin + i;
       static_cast<A*>(args_.largest)[row] = sums.largest[i];
       static_cast<A*>(args_.inverse_sum)[row] = inverse;
     }

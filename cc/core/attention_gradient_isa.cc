@@ -190,8 +190,13 @@ class AttentionGradientWork {
   // rows of scores from `row` on.
   bool IsNothing(int64_t row, int64_t rows, int64_t key, int64_t n) const {
     const AttentionArgs& f = args_.forward;
-    return KeepsNothing(f.mask, row, rows, key, n) &&
-           MaskedIsNothing<T>(f, static_cast<const A*>(f.largest) + row, rows);
+    if (!KeepsNothing(f.mask, row, rows, key, n)) return false;
+    // No weight of what is no number is zero.
+    for (int64_t i = row; i < row + rows; ++i) {
+      const A inverse = static_cast<const A*>(f.inverse_sum)[i];
+      if (inverse != inverse) return false;
+    }
+    return MaskedIsNothing<T>(f, static_cast<const A*>(f.largest) + row, rows);
   }
 
   // The factors of a block of queries and of `n` keys from `key` on.

@@ -32,9 +32,10 @@ class Attention(Softmax):
     family = "attention"
     operands: ClassVar = {
         **dict.fromkeys(("query", "key", "value", "mask"), ()),
-        **dict.fromkeys(("shape", *dropout.RANDOM), (1,)),
+        **dict.fromkeys(dropout.APART, (1,)),
     }
     differentiable = ("query", "key", "value")
+    unscaled = dropout.APART
     captured: ClassVar = dropout.SEEDS
     fused_ops = ("TfFusedOps>Attention", "TfFusedOps>AttentionGrad")
 
@@ -61,10 +62,12 @@ class Attention(Softmax):
         return (*self.differentiable, *masks, *sizes, *random)
 
     def parameters(self, attrs):
-        return super().parameters(attrs) | (dropout.PARAMETERS if attrs["dropped"] else {})
+        dropped = dropout.PARAMETERS if attrs["dropped"] else ()
+        # The softmax may be of another type than the weights.
+        return super().parameters(attrs) | dict.fromkeys(dropped, (0, attrs["half"]))
 
     def operand_dtype(self, name, dtype, attrs):
-        if name in ("shape", *dropout.RANDOM):
+        if name in dropout.APART:
             return dropout.random_dtype(name, attrs)
         return super().operand_dtype(name, dtype, attrs)
 
@@ -79,6 +82,11 @@ class Attention(Softmax):
                 shape = tf.raw_ops.Shape(input=weights, out_type=attrs["shape_type"])
             weights = dropout.drop(attrs, weights, shape, **random)
         return {"y": _product(attrs["to_output"], weights, value, False)}
+
+    def has_inner_shape(self, match, tensor):
+        # Those of flipped products are other shapes.
+        flipped = match.attrs["to_scores"][1] == _FLIPPED and tensor.op.type == "BatchMatMulV2"
+        return super().has_inner_shape(match, tensor) and not flipped
 
     def inner_shape(self, match, dtype):
         queries, keys = (tf.shape(match.operands[name], dtype) for name in ("query", "key"))
@@ -165,12 +173,15 @@ class Attention(Softmax):
 
     def _random(self, match):
         """Key and counter of a dropout, if there is one."""
-        attrs = match.attrs
-        if not attrs["dropped"]:
-            return ()
-        sized, operands = attrs["sized"], match.operands
-        shape = self.inner_shape(match, attrs["shape_type"]) if sized else operands["shape"]
-        return dropout.words(match, shape)
+        shape = match.operands.get("shape")
+
+        def make_shape():
+            # Scores and weights, of which it may be asked, are gone.
+            if shape is None or shape.op.type == "Shape":
+                return self.inner_shape(match, match.attrs["shape_type"])
+            return shape
+
+        return dropout.words(match, make_shape) if match.attrs["dropped"] else ()
 
 
 def _lists(random):
@@ -256,7 +267,7 @@ def _flipped(scores, output):
     """Yields the spelling of transposed scores, as Keras has them, if they are the transposed."""
     product = scores.inputs[0].op
     factors = [*product.inputs, output.inputs[-1]]
-    transposed = all(factor.op.type == "Transpose" for factor in factors)
+    transposed = all(f.op.type == "Transpose" and f.shape.rank == 4 for f in factors)
     if product.type == output.type == "BatchMatMulV2" and transposed:
         yield _by_matmul(_FLIPPED, _FLIPPED)
 

@@ -92,7 +92,8 @@ class Candidate:
     def objection(self):
         """Returns why the replacement would not be equivalent, in words, or None."""
         checks = (self._ranks, self._kernels, self._devices, self._preserved, self._control_edges)
-        for check in (self._differentiated, *checks, self._leaks, self._cycles, self._missing):
+        graph = (self._leaks, self._incoming, self._cycles, self._missing)
+        for check in (self._differentiated, *checks, *graph):
             reason = check()
             if reason:
                 return reason
@@ -162,7 +163,7 @@ class Candidate:
         """The ops outside that read nothing of values inside but a shape that the rule emits."""
         offered = {id(tensor) for tensor in self._offered}
         inner = [t for op in self.forward_nodes for t in op.outputs if id(t) not in offered]
-        told = filter(self.rule.has_inner_shape, inner)
+        told = (tensor for tensor in inner if self.rule.has_inner_shape(self.match, tensor))
         # In their order, so that ops are emitted in the same one from run to run.
         users = dict.fromkeys(op for tensor in told for op in self.view.users(tensor))
         shapes = (op for op in users if self.view.types[op] == "Shape")
@@ -176,10 +177,19 @@ class Candidate:
                     continue
                 if self.view.is_fetched(tensor):
                     return f"{tensor.name} is an output of the graph"
-                told = self.shape_users if self.rule.has_inner_shape(tensor) else ()
+                told = self.shape_users if self.rule.has_inner_shape(self.match, tensor) else ()
                 user = self.view.user_besides(tensor, self._inside.union(told))
                 if user is not None:
                     return f"{tensor.name} is also used by {user.name}"
+        return None
+
+    def _incoming(self):
+        for backward in self.backward:
+            y = self.match.outputs["y"]
+            # Stock ops may broadcast values of the forward pass to it.
+            if not y.shape.is_compatible_with(backward.dy.shape):
+                dy = f"{backward.dy.name} of shape {backward.dy.shape}"
+                return f"{dy} is no gradient of {y.name} of shape {y.shape}"
         return None
 
     def _cycles(self):

@@ -7,12 +7,14 @@ import tensorflow as tf
 from tensorflow.python.framework import tensor_util
 
 from tf_fused_ops.ops import _decimals
-from tf_fused_ops.remapper import shapes
+from tf_fused_ops.remapper import emission, shapes
 from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.rule import Fused, Rule
 
 # Where random words begin: operand -> how many of 64 bits.
 RANDOM = {"rng_key": 1, "rng_counter": 2}
+# The operands that are no data.
+APART = ("shape", *RANDOM)
 # Of the stock code.
 PARAMETERS = dict.fromkeys(("rate", "kept_scale"), (0, None))
 # The ops that draw: with random words that the graph tells, and with a generator of their own.
@@ -37,8 +39,9 @@ class Dropout(Rule):
 
     family = "dropout"
     captured: ClassVar = SEEDS
-    operands: ClassVar = {"x": (), "shape": (1,), "rng_key": (1,), "rng_counter": (1,)}
+    operands: ClassVar = {"x": (), **dict.fromkeys(APART, (1,))}
     differentiable = ("x",)
+    unscaled = APART
     fused_ops = ("TfFusedOps>Dropout",)
     # What has dropout inside comes first.
     last = True
@@ -74,10 +77,13 @@ class Dropout(Rule):
         return objection(match, x.dtype)
 
     def fuse(self, match, training):
-        random = words(match, match.operands["shape"])
+        random = words(match, lambda: match.operands["shape"])
         return Fused({"y": self._emit(match, match.operands["x"], random, "")}, random)
 
     def fuse_gradient(self, match, fused, dy, wanted):
+        if not shapes.same_shape(dy, match.operands["x"]):
+            # The op itself would draw for any shape.
+            dy = emission.reshape(dy, match.operands["shape"])
         return {"x": self._emit(match, dy, fused.saved, "_grad")}
 
     def describe(self, match):
@@ -143,21 +149,15 @@ def drop(attrs, x, shape, rng_key=None, rng_counter=None):
     return tf.where(uniform >= attrs["rate"], x * attrs["kept_scale"], tf.constant(0, x.dtype))
 
 
-def words(match, shape):
+def words(match, make_shape):
     """Returns key and counter of the random words that a match draws for a shape, given as a
-    tensor."""
+    function that returns it as a tensor."""
     if match.attrs["draw"] == STATELESS:
         return tuple(match.operands[name] for name in RANDOM)
     seeds = {name: match.attrs[name] for name in SEEDS[STATEFUL]}
-    # Of the shape's own type.
-    words = emit(
-        "TfFusedOps>RandomWords",
-        shape,
-        name=match.fused_name("_words"),
-        Tshape=shape.dtype,
-        **seeds,
-    )
-    return tuple(words[name] for name in RANDOM)
+    shape, name = make_shape(), match.fused_name("_words")
+    outputs = emit("TfFusedOps>RandomWords", shape, name=name, Tshape=shape.dtype, **seeds)
+    return tuple(outputs[name] for name in RANDOM)
 
 
 def numbers(attrs):

@@ -69,6 +69,7 @@ class Rule(abc.ABC):
         captured: {op type: {attribute: default}}: attributes that a match may have any value of.
         keyed: Captured attributes of the anchor that other nodes of the chain depend on: one
             pattern per value.
+        unscaled: Operands whose own sizes are none of data.
         optional: Attributes of variants that say whether a part is there that may also stay as it
             is, so that the chain without it is tried, too.
         fused_ops: The op types that are emitted: forward, gradient.
@@ -87,6 +88,7 @@ class Rule(abc.ABC):
     differentiable: tuple
     captured: ClassVar[dict] = {}
     keyed: tuple = ()
+    unscaled: tuple = ()
     optional: tuple = ()
     fused_ops: tuple
     forward_alone = True
@@ -190,7 +192,7 @@ class Rule(abc.ABC):
         """Returns further attributes, which autodiff depends on, of a forward match."""
         return {}
 
-    def has_inner_shape(self, tensor):
+    def has_inner_shape(self, match, tensor):
         """Returns whether a value inside a match has the shape that `inner_shape` emits."""
         return False
 

@@ -314,8 +314,7 @@ def _traced(code, names, dtype, attrs):
 def _joint_pattern(rule, specs, attrs):
     """Returns the pattern of a rule's stock code with its gradient, for operands of exactly these
     static shapes."""
-    # Integers are few, and none of them an element of data.
-    shapes = {name: spec.shape.as_list() for name, spec in specs if not spec.dtype.is_integer}
+    shapes = {name: spec.shape.as_list() for name, spec in specs if name not in rule.unscaled}
     # In order of appearance, so that layers that differ in their sizes alone share a pattern.
     sizes = dict.fromkeys(n for shape in shapes.values() for n in shape if n not in (None, 0, 1))
     if len(sizes) > len(_PRIMES) or not rule.scalable(_unhashed(attrs), shapes):

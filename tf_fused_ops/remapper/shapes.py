@@ -161,6 +161,8 @@ _UNKNOWN = _Origin([])
 def _origin(tensor, axis):
     """Returns where an axis has its size from: the inputs of its op, as far as those tell."""
     op = tensor.op
+    if tensor.shape.rank is None:
+        return _UNKNOWN
     if op.type in _SAME_SHAPE and tensor.value_index == 0:
         return _Origin([(op.inputs[0], axis)])
     if op.type in _ELEMENTWISE:
@@ -178,7 +180,9 @@ def _origin(tensor, axis):
         return _reshaped(op, axis)
     if op.type == "Transpose":
         order = tensor_util.constant_value(op.inputs[1])
-        return _UNKNOWN if order is None else _Origin([(op.inputs[0], int(order[axis]))])
+        if order is None:
+            return _UNKNOWN
+        return _Origin([(op.inputs[0], int(order[axis]) % tensor.shape.rank)])
     if op.type == "Fill":
         return _filled(op.inputs[0].op, axis)
     if op.type in ("ExpandDims", "StridedSlice"):

@@ -82,7 +82,7 @@ class Softmax(Rule):
             y = tf.where(mask, y, 0.0)
         return {"y": tf.cast(y, half) if half else y}
 
-    def has_inner_shape(self, tensor):
+    def has_inner_shape(self, match, tensor):
         # Besides scores there are shapes, masks, and keys that are transposed.
         return tensor.dtype.is_floating and tensor.op.type != "Transpose"
 
