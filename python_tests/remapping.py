@@ -20,6 +20,7 @@ FUSED = {
     "layer norm": "TfFusedOps>LayerNorm",
     "attention": "TfFusedOps>Attention",
     "softmax": "TfFusedOps>Softmax",
+    "cross entropy": "TfFusedOps>SparseSoftmaxCrossEntropy",
     "activation": "TfFusedOps>Act",
 }
 # Which is its own gradient.

@@ -19,6 +19,7 @@ from tf_fused_ops.ops import (
     layer_norm,
     matmul_bias_act,
     softmax,
+    sparse_softmax_cross_entropy,
 )
 
 ERRORS = (ValueError, tf.errors.InvalidArgumentError)
@@ -38,6 +39,10 @@ OPS = {
     "group_norm": (functools.partial(group_norm_act, groups=3), GROUP_NORM),
     "softmax": (softmax, SOFTMAX),
     "attention": (attention, ATTENTION),
+    "cross_entropy": (
+        lambda logits, labels: sparse_softmax_cross_entropy(tf.cast(labels, tf.int32), logits),
+        {"logits": (2, 5, 3), "labels": (2, 5)},
+    ),
     "dropout": (functools.partial(dropout, rate=0.1, seed=[1, 2]), {"x": (2, 5)}),
     "dropped_attention": (
         functools.partial(attention, dropout_rate=0.1, seed=[1, 2]),
@@ -115,6 +120,8 @@ WRONG_SHAPES = [
     ("attention", {"heads_first": True}, "key"),
     *[("masked_attention", {"mask": v}, "mask") for v in ((), (1,), (5, 1), (5, 3, 6, 6))],
     ("masked_attention", {"mask": (1, 2, 1, 5, 6)}, "mask"),
+    ("cross_entropy", {"logits": ()}, "logits"),
+    *[("cross_entropy", {"labels": v}, "labels") for v in ((), (2,), (5, 2), (2, 5, 3), (2, 1))],
     ("batch_norm", {"x": (3,)}, "x"),
     ("batch_norm", {"x": (1, 1, 1, 1, 1, 3)}, "x"),
     ("batch_norm", {"x": (2, 5, 4)}, "scale"),
@@ -189,6 +196,7 @@ WRONG_DTYPES = [
     ("group_norm", {"x": tf.int32}, "x"),
     ("softmax", {"x": tf.int32}, "x"),
     ("dropout", {"x": tf.int32}, "x"),
+    ("cross_entropy", {"logits": tf.int32}, "logits"),
     ("attention", {"query": tf.int32}, "query"),
     ("attention", {"key": tf.float64}, "key"),
     ("attention", {"value": tf.float16}, "value"),
@@ -313,6 +321,11 @@ RAW |= {
     "softmax_grad": {**dict.fromkeys(("dy", "y"), (2, 5, 3)), "mask": []},
     "dropout": {"x": (2, 5), "rng_key": (1,), "rng_counter": (2,), "rate": 0.5, "scale": 2.0},
     "random_words": {"shape": [2, 3]},
+    "sparse_softmax_cross_entropy": {"logits": (2, 5, 3), "labels": (2, 5)},
+    "sparse_softmax_cross_entropy_grad": {
+        "logits": (2, 5, 3),
+        **dict.fromkeys(("dloss", "labels", "largest", "inverse_sum"), (2, 5)),
+    },
     "attention": ATTENTION | {"mask": [], "rng_key": [], "rng_counter": []},
     "attention_grad": {
         **ATTENTION,
@@ -383,6 +396,14 @@ WRONG_RAW_CALLS = [
         (op, {"rng_key": [(1,)], "rng_counter": [(1, 2)]}, "rng_counter")
         for op in ("attention", "attention_grad")
     ],
+    ("sparse_softmax_cross_entropy", {"logits": (), "labels": ()}, "logits"),
+    ("sparse_softmax_cross_entropy", {"logits": (2, 5, 1)}, "labels"),
+    ("sparse_softmax_cross_entropy", {"logits": (2, 5, 0)}, "labels"),
+    *[
+        ("sparse_softmax_cross_entropy_grad", {name: v}, name)
+        for name in ("dloss", "labels", "largest", "inverse_sum")
+        for v in ((), (2, 1), (10,))
+    ],
     *[("random_words", {"shape": v}, "shape") for v in (3, [[1]], [-1], [2**31 - 1] * 4)],
     ("attention", {"rng_key": [(1,)] * 2, "rng_counter": [(2,)] * 2}, "rng"),
     ("layer_norm_grad", {"dy": (2, 5, 1)}, "dy"),
@@ -412,7 +433,7 @@ WRONG_RAW_CALLS = [
 def ones(name, value):
     if isinstance(value, tuple):
         dtypes = {"mask": tf.uint8, "moments": tf.float64, "sums": tf.float64}
-        dtypes |= dict.fromkeys(("rng_key", "rng_counter"), tf.uint64)
+        dtypes |= dict.fromkeys(("rng_key", "rng_counter"), tf.uint64) | {"labels": tf.int64}
         return tf.ones(value, dtypes.get(name, tf.float32))
     if isinstance(value, list):
         return [ones(name, v) for v in value]

@@ -53,6 +53,7 @@ SHAPES = {
     "rms_norm": [(2, 5, 6), (6,), (6,)],
     "attention": [(2, 5, 3, 4), (2, 6, 3, 4), (2, 6, 3, 7)],
     "softmax": [(2, 5, 6)],
+    "sparse_cross_entropy": [(6, 7), (6,)],
 }
 DECOMPOSED = {"epsilon": 1e-3, "scaled": True, "centered": True, "reshaped": False, "half": None}
 SOFTMAX = {
@@ -68,6 +69,7 @@ VARIANTS = {
     "layer_norm": MOMENTS | {"axes": [-1]},
     "rms_norm": MOMENTS | {"axes": -1, "form": "Square"},
     "softmax": SOFTMAX,
+    "sparse_cross_entropy": {"labels_type": tf.int32},
     "attention": SOFTMAX
     | {
         "to_scores": ("Einsum", "bqhd,bkhd->bhqk", False),
@@ -87,7 +89,7 @@ ROWS = [
     if rule.family in ALL_SPELLINGS or rule.spelling is rule.activation.spellings[0]
     if rule.family not in APART
 ]
-BATCHED = {"x", "input", "a", "side_input", "query", "key", "value"}
+BATCHED = {"x", "input", "a", "side_input", "query", "key", "value", "logits", "labels"}
 
 
 def row_id(rule):
@@ -99,6 +101,8 @@ def operands(rule):
     """Returns example operands by name; scale and variance are positive."""
     names = rule.present(attrs(rule))
     named = dict(zip(names, values(*SHAPES[rule.family]), strict=True))
+    if "labels" in named:
+        named["labels"] = tf.range(6)
     for name in ("scale", "variance"):
         if name in named:
             named[name] = tf.abs(named[name]) + 0.5

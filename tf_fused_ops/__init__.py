@@ -23,6 +23,7 @@ from tf_fused_ops.ops import (
     max_pool2d_act,
     rms_norm,
     softmax,
+    sparse_softmax_cross_entropy,
     sync_batch_norm_act,
 )
 from tf_fused_ops.remapper import RemapOptions, remap
@@ -49,6 +50,7 @@ __all__ = [
     "remap",
     "rms_norm",
     "softmax",
+    "sparse_softmax_cross_entropy",
     "sync_batch_norm_act",
     "viz",
 ]

@@ -164,13 +164,6 @@ class WeightDropout {
   const Elements elements_;
 };
 
-// e^v of v <= 0, zero where that is too small for a normal number.
-template <class T>
-TFO_INLINE Vec<Accumulator<T>> ExpOfNegative(Vec<Accumulator<T>> v) {
-  return v < MathConstants<T>::kExpMin ? Vec<Accumulator<T>>{}
-                                       : VectorMath<T>::Exp(v);
-}
-
 }  // namespace
 }  // namespace tfo::TFO_ISA
 

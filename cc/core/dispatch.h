@@ -6,6 +6,7 @@
 #include "cc/core/attention.h"
 #include "cc/core/batch_norm.h"
 #include "cc/core/conv.h"
+#include "cc/core/cross_entropy.h"
 #include "cc/core/dropout.h"
 #include "cc/core/group_norm.h"
 #include "cc/core/layer_norm.h"
@@ -37,6 +38,8 @@ struct Kernels {
   SoftmaxGradientFunction* softmax_gradient;
   AttentionForwardFunction* attention_forward;
   AttentionGradientFunction* attention_gradient;
+  CrossEntropyForwardFunction* cross_entropy_forward;
+  CrossEntropyGradientFunction* cross_entropy_gradient;
   DropoutFunction* drop_out;
   MultiplyAddFunction* multiply_add;
   CopyFunction* copy;

@@ -26,6 +26,8 @@ SoftmaxForwardFunction SoftmaxForward;
 SoftmaxGradientFunction SoftmaxGradient;
 AttentionForwardFunction AttentionForward;
 AttentionGradientFunction AttentionGradient;
+CrossEntropyForwardFunction CrossEntropyForward;
+CrossEntropyGradientFunction CrossEntropyGradient;
 DropoutFunction DropOut;
 MultiplyAddFunction MultiplyAdd;
 CopyFunction Copy;
@@ -52,6 +54,8 @@ const Kernels kKernels = {TFO_STRING(TFO_ISA),
                           &SoftmaxGradient,
                           &AttentionForward,
                           &AttentionGradient,
+                          &CrossEntropyForward,
+                          &CrossEntropyGradient,
                           &DropOut,
                           &MultiplyAdd,
                           &Copy};

@@ -1,33 +1,14 @@
 // Softmax of rows and its gradient. A row is read from memory once.
 #include "cc/core/softmax_rows.h"
-#include "cc/core/vector_math.h"
 
 namespace tfo::TFO_ISA {
 namespace {
-
-constexpr int64_t kCyclesPerVector = 24;
-
-// Calls body(row, worker) for all rows.
-template <class T, class Body>
-void ForRows(const SoftmaxShape& s, bool stream, const Parallel& parallel,
-             const Body& body) {
-  const int64_t rows = Max(kTaskElements / Max(s.depth, 1), 1);
-  auto run = [&](int64_t task, int worker) {
-    const int64_t end = Min((task + 1) * rows, s.rows);
-    for (int64_t row = task * rows; row < end; ++row) body(row, worker);
-    if (stream) FlushStores();
-  };
-  ParallelFor(
-      parallel, CeilDiv(s.rows, rows),
-      rows * CeilDiv(s.depth, kLanes<Accumulator<T>>) * kCyclesPerVector, run);
-}
 
 // `e` has room for a row in whole vectors.
 template <class T, bool kMask>
 void ForwardRow(const SoftmaxArgs& args, int64_t row, const Output<T>& y,
                 Accumulator<T>* e) {
   using A = Accumulator<T>;
-  using Math = VectorMath<T>;
   const int64_t depth = args.shape.depth;
   const T* const x = static_cast<const T*>(args.x) + row * depth;
   const std::uint8_t* const keep = kMask ? args.mask.Row(row) : nullptr;
@@ -46,9 +27,7 @@ void ForwardRow(const SoftmaxArgs& args, int64_t row, const Output<T>& y,
   const Vec<A> top = LargestOverLanes<A>(largest);
   const Vec<A> sum =
       SumOver<A>(depth, [&](int64_t j, auto, int) TFO_INLINE_LAMBDA {
-        const Vec<A> v = Load(e + j) - top;
-        const Vec<A> value =
-            v < MathConstants<T>::kExpMin ? Vec<A>{} : Math::Exp(v);
+        const Vec<A> value = ExpOfNegative<T>(Load(e + j) - top);
         Store(e + j, value);
         return value;
       });

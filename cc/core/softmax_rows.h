@@ -1,5 +1,5 @@
-// What computes softmax row by row: sums over lanes, elements that a mask
-// keeps.
+// What computes softmax row by row: tasks, sums over lanes, elements that a
+// mask keeps.
 #ifndef TFO_CC_CORE_SOFTMAX_ROWS_H_
 #define TFO_CC_CORE_SOFTMAX_ROWS_H_
 
@@ -7,6 +7,7 @@
 
 #include "cc/core/elementwise.h"
 #include "cc/core/softmax.h"
+#include "cc/core/vector_math.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -95,6 +96,30 @@ template <class A>
 TFO_INLINE Vec<A> Kept(const std::uint8_t* keep, int n, Vec<A> v,
                        Vec<A> otherwise) {
   return LoadBytes<A>(keep, n) != IntVec<A>{} ? v : otherwise;
+}
+
+// e^v of v <= 0, zero where that is too small for a normal number.
+template <class T>
+TFO_INLINE Vec<Accumulator<T>> ExpOfNegative(Vec<Accumulator<T>> v) {
+  return v < MathConstants<T>::kExpMin ? Vec<Accumulator<T>>{}
+                                       : VectorMath<T>::Exp(v);
+}
+
+constexpr int64_t kCyclesPerVector = 24;
+
+// Calls body(row, worker) for all rows.
+template <class T, class Body>
+void ForRows(const SoftmaxShape& s, bool stream, const Parallel& parallel,
+             const Body& body) {
+  const int64_t rows = Max(kTaskElements / Max(s.depth, 1), 1);
+  auto run = [&](int64_t task, int worker) {
+    const int64_t end = Min((task + 1) * rows, s.rows);
+    for (int64_t row = task * rows; row < end; ++row) body(row, worker);
+    if (stream) FlushStores();
+  };
+  ParallelFor(
+      parallel, CeilDiv(s.rows, rows),
+      rows * CeilDiv(s.depth, kLanes<Accumulator<T>>) * kCyclesPerVector, run);
 }
 
 }  // namespace

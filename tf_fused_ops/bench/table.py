@@ -129,6 +129,7 @@ _RULES = {
     **_rule("rms_norm", (16, 128, 768), (768,), act="none"),
     **_rule("attention", *[(8, 256, 8, 64)] * 3, macs=2 * 8 * 8 * 256 * 256 * 64, act="none"),
     **_rule("softmax", (16, 12, 128, 128), act="none"),
+    **_rule("sparse_cross_entropy", (2048, 8192), result=(2048,), act="none"),
     **_rule("dropout", (16, 128, 768), act="none"),
     **_rule("relu_max_pool", _IMAGES, result=(8, 14, 14, 128), act="none", trained=True),
     **{
@@ -137,7 +138,7 @@ _RULES = {
     },
 }
 # A chain of one op never has to stay; those of the others are fused with their forward pass only.
-_NEVER_ALONE = ("grouped_conv2d", "attention", "softmax", "dropout")
+_NEVER_ALONE = ("grouped_conv2d", "attention", "softmax", "dropout", "sparse_cross_entropy")
 # Those whose backward pass is timed alone, too; of these two the other groups have the whole.
 _ALONE = {
     **_rule("conv2d_bias", _IMAGES, _FILTERS, _CHANNELS, macs=_CONV_MACS),

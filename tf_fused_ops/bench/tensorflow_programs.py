@@ -287,6 +287,11 @@ def _attention(query, key, value):
     return tf.einsum("bhqk,bkhd->bqhd", tf.nn.softmax(scores * 0.125), value)
 
 
+def _cross_entropy(logits):
+    labels = tf.range(logits.shape[0], dtype=tf.int64)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+
+
 def _dropout(x):
     return tf.nn.experimental.stateless_dropout(x, 0.1, seed=[1, 2])
 
@@ -314,6 +319,7 @@ _FAMILIES = {
     "attention": _attention,
     "softmax": lambda x: tf.nn.softmax(x * 0.125),
     "dropout": _dropout,
+    "sparse_cross_entropy": _cross_entropy,
     "relu_max_pool": lambda x: tf.nn.max_pool2d(tf.nn.relu(x), 2, 2, "VALID"),
     "conv2d_moments": lambda x, w, *vectors: _moments_batch_norm(_conv(x, w), *vectors),
     "conv2d_batch_norm": _conv_batch_norm(tf.raw_ops.FusedBatchNormV3),

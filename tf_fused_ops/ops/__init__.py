@@ -3,6 +3,7 @@
 from tf_fused_ops.ops.attention import attention
 from tf_fused_ops.ops.batch_norm import batch_norm_act
 from tf_fused_ops.ops.conv import conv2d_bias_act
+from tf_fused_ops.ops.cross_entropy import sparse_softmax_cross_entropy
 from tf_fused_ops.ops.dropout import dropout
 from tf_fused_ops.ops.elementwise import act
 from tf_fused_ops.ops.group_norm import group_norm_act
@@ -24,5 +25,6 @@ __all__ = [
     "max_pool2d_act",
     "rms_norm",
     "softmax",
+    "sparse_softmax_cross_entropy",
     "sync_batch_norm_act",
 ]

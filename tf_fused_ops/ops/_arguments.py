@@ -104,15 +104,22 @@ def dropped(name, rate, x):
     return (x, rate, scale) if _decimals.survives(scale) else (x * scale, rate, 1.0)
 
 
-def random_words(name, seed):
-    """Returns key and counter of the random words that stateless ops draw for a seed."""
+def integers(name, value):
+    """Returns `value`, int32 or int64, as a tensor."""
     try:
-        seed = tf.convert_to_tensor(seed, name=name)
+        result = tf.convert_to_tensor(value, name=name)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} cannot be converted to a tensor: {error}") from error
-    if seed.dtype not in (tf.int32, tf.int64) or not seed.shape.is_compatible_with([2]):
-        got = f"{seed.dtype.name} of shape {seed.shape}"
-        raise ValueError(f"{name} must be two integers, int32 or int64; got {got}")
+    if result.dtype not in (tf.int32, tf.int64):
+        raise ValueError(f"{name} must be int32 or int64; got {result.dtype.name}")
+    return result
+
+
+def random_words(name, seed):
+    """Returns key and counter of the random words that stateless ops draw for a seed."""
+    seed = integers(name, seed)
+    if not seed.shape.is_compatible_with([2]):
+        raise ValueError(f"{name} must be two integers; got shape {seed.shape}")
     return tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
 
 

@@ -34,6 +34,8 @@ class ToStock(Transform):
                     new = _emit(op)
                     view.remove([op])
                     view.swap(list(zip(op.outputs, new, strict=True)))
+                    # Functions wait for what has a state.
+                    view.replace_output(op, new[0].op)
                     report.fused.append(Fusion(op.type, (op.name,), (new[0].op.name,), ()))
             hiding.hide(graph, view.leftovers())
             outputs = view.outputs
@@ -240,6 +242,26 @@ def _dropout(op):
     return [reference.dropout(*op.inputs, **_attributes(op, ["rate", "scale"]))]
 
 
+def _cross_entropy(op):
+    return reference.sparse_softmax_cross_entropy(*op.inputs)
+
+
+def _cross_entropy_grad(op):
+    # What the forward op kept follows from its arguments.
+    return [reference.sparse_softmax_cross_entropy_grad(*op.inputs[:3])]
+
+
+def _random_words(op):
+    """Draws anew in every call, too, but other numbers: no stock op tells of its generator."""
+    least, most = tf.int64.min, tf.int64.max
+    seeds = _attributes(op, ["seed", "seed2"])
+    words = tf.raw_ops.RandomUniformInt(
+        shape=[3], minval=tf.constant(least, tf.int64), maxval=tf.constant(most, tf.int64), **seeds
+    )
+    words = tf.bitcast(words, tf.uint64)
+    return [words[:1], words[1:]]
+
+
 def _softmax(op):
     return [reference.softmax(*op.inputs, **_attributes(op, ["scale", "masked", "zero_masked"]))]
 
@@ -263,7 +285,10 @@ _STOCK = {
     "TfFusedOps>MaxPoolActGrad": _max_pool_grad,
     "TfFusedOps>Attention": _attention,
     "TfFusedOps>AttentionGrad": _attention_grad,
+    "TfFusedOps>SparseSoftmaxCrossEntropy": _cross_entropy,
+    "TfFusedOps>SparseSoftmaxCrossEntropyGrad": _cross_entropy_grad,
     "TfFusedOps>Dropout": _dropout,
+    "TfFusedOps>RandomWords": _random_words,
     "TfFusedOps>Softmax": _softmax,
     "TfFusedOps>SoftmaxGrad": _softmax_grad,
     "TfFusedOps>BatchNormAct": _batch_norm,

@@ -14,6 +14,7 @@ from tf_fused_ops.remapper import (
     conv_batch_norm,
     conv_moments,
     convolution,
+    cross_entropy,
     dropout,
     elementwise,
     group_norm,
@@ -78,6 +79,7 @@ def _table():
     yield max_pool.ReluMaxPool()
     yield attention.Attention()
     yield softmax.Softmax()
+    yield cross_entropy.SparseSoftmaxCrossEntropy()
     for draw in (dropout.STATELESS, dropout.STATEFUL):
         yield dropout.Dropout(anchor=draw)
     for root in layer_norm.ROOTS:

@@ -12,6 +12,10 @@ from tf_fused_ops.ops.reference.batch_norm import (
 )
 from tf_fused_ops.ops.reference.channels import pack_mask
 from tf_fused_ops.ops.reference.conv import conv2d_bias_act, conv2d_bias_act_grad, ungrouped
+from tf_fused_ops.ops.reference.cross_entropy import (
+    sparse_softmax_cross_entropy,
+    sparse_softmax_cross_entropy_grad,
+)
 from tf_fused_ops.ops.reference.dropout import dropout
 from tf_fused_ops.ops.reference.elementwise import act, act_grad
 from tf_fused_ops.ops.reference.group_norm import (
@@ -62,5 +66,7 @@ __all__ = [
     "pack_mask",
     "softmax",
     "softmax_grad",
+    "sparse_softmax_cross_entropy",
+    "sparse_softmax_cross_entropy_grad",
     "ungrouped",
 ]

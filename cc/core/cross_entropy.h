@@ -1,0 +1,48 @@
+// Cross entropy of rows of logits and the numbers of classes: log(sum of e^x) -
+// x[label], without the softmax in memory.
+#ifndef TFO_CC_CORE_CROSS_ENTROPY_H_
+#define TFO_CC_CORE_CROSS_ENTROPY_H_
+
+#include <cstdint>
+
+#include "cc/core/parallel.h"
+#include "cc/core/softmax.h"
+
+namespace tfo {
+
+// One number below the depth for each row, int32 or int64.
+struct Labels {
+  const void* data;
+  bool wide;
+
+  std::int64_t operator[](std::int64_t row) const {
+    return wide ? static_cast<const std::int64_t*>(data)[row]
+                : static_cast<const std::int32_t*>(data)[row];
+  }
+};
+
+// What the gradient keeps of the rows, in accumulators: the largest x, and 1 /
+// the sum of e^(x - largest).
+struct CrossEntropyArgs {
+  SoftmaxShape shape;
+  Labels labels;
+  const void* x;
+  void* loss;  // one for each row
+  void* largest;
+  void* inverse_sum;
+};
+
+struct CrossEntropyGradientArgs {
+  CrossEntropyArgs forward;
+  const void* dloss;
+  void* x_grad;  // may be x
+};
+
+using CrossEntropyForwardFunction = void(const CrossEntropyArgs&,
+                                         const Parallel&);
+using CrossEntropyGradientFunction = void(const CrossEntropyGradientArgs&,
+                                          const Parallel&);
+
+}  // namespace tfo
+
+#endif  // TFO_CC_CORE_CROSS_ENTROPY_H_

@@ -1,0 +1,31 @@
+"""Cross entropy of logits and numbers of classes."""
+
+import tensorflow as tf
+
+from tf_fused_ops.ops.reference.elementwise import wide
+
+
+def sparse_softmax_cross_entropy(logits, labels):
+    """log(sum of e^logits) - logits[label] over the last dimension.
+
+    Returns:
+        The loss; of each row the largest logit, and 1 / the sum of e^(logit - largest).
+    """
+    x = wide(logits)
+    of_label = tf.gather(x, labels, batch_dims=labels.shape.rank)
+    loss = tf.reduce_logsumexp(x, -1) - of_label
+    return [tf.cast(loss, logits.dtype), tf.reduce_max(x, -1), tf.reduce_max(tf.nn.softmax(x), -1)]
+
+
+def sparse_softmax_cross_entropy_grad(dloss, logits, labels):
+    """The gradient of the logits.
+
+    Args:
+        dloss: The gradient of the loss.
+        logits: As in the forward function.
+        labels: As in the forward function.
+    """
+    x = wide(logits)
+    ones = tf.one_hot(labels, tf.shape(logits)[-1], dtype=x.dtype)
+    gradient = (tf.nn.softmax(x) - ones) * wide(dloss)[..., None]
+    return tf.cast(gradient, logits.dtype)
