@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gradient_problems import assert_all_close, gradients_of, second_order, weights_for
-from remapping import assert_same, check, gradient_count, rule_counts, step_of
+from remapping import assert_same, check, gradient_count, op_counts, rule_counts, step_of
 from tolerances import assert_as_exact, assert_close
 
 from tf_fused_ops import _library, function, sparse_softmax_cross_entropy
@@ -72,6 +72,21 @@ def test_large_logits(dtype, isa):
     assert_close("gradient", gradient, expected[1], dtype)
 
 
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_losses_near_zero(dtype, isa):
+    """Are never less, and have the digits of the sum."""
+    margins = tf.cast(tf.constant([6.0, 9.0, 12.0, 20.0, 60.0]), dtype)
+    logits, labels = tf.stack([margins, tf.zeros_like(margins)], 1), tf.zeros([5], tf.int32)
+    loss = tf.cast(sparse_softmax_cross_entropy(labels, logits), tf.float64).numpy()
+    wide = tf.cast(logits, tf.float64)
+    assert (loss >= 0).all()
+    expected = stock(labels)(wide)
+    # One and what it is added to have the digits of the accumulator.
+    digits = 1e-15 if dtype == "float64" else 2e-7
+    rounding = {"float16": 1e-3, "bfloat16": 5e-3}.get(dtype, 1e-6)
+    np.testing.assert_allclose(loss, expected, rtol=rounding, atol=digits)
+
+
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 1, 4000])
 def test_special_numbers(special, place, isa):
@@ -83,6 +98,8 @@ def test_special_numbers(special, place, isa):
     runs = [outputs(code(labels), tf.constant(numbers), dloss) for code in (ours, stock)]
     for found, expected in zip(*runs, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    found = reference.sparse_softmax_cross_entropy(tf.constant(numbers), labels)[0]
+    np.testing.assert_allclose(found, runs[0][0], rtol=1e-4)
 
 
 def test_nothing_but_minus_infinity(isa):
@@ -176,12 +193,23 @@ def test_keras_loss():
     assert gradient_count(compiled) == 1
 
 
-def test_portable_conversion(tmp_path):
+@pytest.mark.parametrize("known", [True, False])
+def test_portable_conversion(tmp_path, known):
+    """Also of ranks that are not known, which the op itself takes."""
     logits, labels, _ = tensors((6, 5), "float32")
     module, path = tf.Module(), str(tmp_path / "fused")
-    module.forward = function(step_of(stock(labels)), input_signature=[tf.TensorSpec([6, 5])])
-    expected = module.forward(logits)
+
+    def forward(labels, logits):
+        code = stock(labels) if known else ours(labels)
+        return step_of(code)(logits)
+
+    specs = [tf.TensorSpec([6] if known else None, labels.dtype)]
+    specs += [tf.TensorSpec([6, 5] if known else None)]
+    module.forward = function(forward, input_signature=specs)
+    expected = module.forward(labels, logits)
     tf.saved_model.save(module, path)
     convert(path, f"{path}_stock", to_stock=True)
-    found = tf.saved_model.load(f"{path}_stock").forward(logits)
-    assert_same(found, expected)
+    forward = tf.saved_model.load(f"{path}_stock").forward
+    (concrete,) = forward.concrete_functions
+    assert not [name for name in op_counts(concrete) if name.startswith("TfFusedOps>")]
+    assert_same(forward(labels, logits), expected)

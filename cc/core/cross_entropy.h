@@ -19,6 +19,15 @@ struct Labels {
     return wide ? static_cast<const std::int64_t*>(data)[row]
                 : static_cast<const std::int32_t*>(data)[row];
   }
+
+  static bool IsClass(std::int64_t label, std::int64_t depth) {
+    return label >= 0 && label < depth;
+  }
+  // Zero for what is no class: memory of others may change once it was checked.
+  std::int64_t ClassOf(std::int64_t row, std::int64_t depth) const {
+    const std::int64_t label = (*this)[row];
+    return IsClass(label, depth) ? label : 0;
+  }
 };
 
 // What the gradient keeps of the rows, in accumulators: the largest x, and 1 /

@@ -1,5 +1,6 @@
 // Cross entropy and its gradient. Forward and backward each read a row from
-// memory once.
+// memory once. Losses near zero need e^0 to be one, which that of half
+// precision is not.
 #include "cc/core/cross_entropy.h"
 #include "cc/core/softmax_rows.h"
 
@@ -36,12 +37,12 @@ void ForwardRow(const CrossEntropyArgs& args, int64_t row) {
         columns, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
           constexpr bool kPartial = decltype(partial)::value;
           const Vec<A> e =
-              ExpOfNegative<T>(LoadColumns<kPartial>(some + j, n) - from);
+              ExpOfNegative<A>(LoadColumns<kPartial>(some + j, n) - from);
           return kPartial ? FirstLanes<A>(e, n) : e;
         });
-    sum = sum * ExpOfNegative<T>(Splat(before - from))[0] + more[0];
+    sum = sum * ExpOfNegative<A>(Splat(before - from))[0] + more[0];
   }
-  const double of_label = LoadOne(x + args.labels[row]);
+  const double of_label = LoadOne(x + args.labels.ClassOf(row, depth));
   StoreOne(static_cast<T*>(args.loss) + row,
            static_cast<A>(__builtin_log(static_cast<double>(sum)) +
                           (static_cast<double>(largest) - of_label)));
@@ -54,13 +55,13 @@ void GradientRow(const CrossEntropyGradientArgs& args, int64_t row,
                  const Output<T>& x_grad) {
   using A = Accumulator<T>;
   const CrossEntropyArgs& f = args.forward;
-  const int64_t depth = f.shape.depth, label = f.labels[row];
+  const int64_t depth = f.shape.depth, label = f.labels.ClassOf(row, depth);
   const T* const x = static_cast<const T*>(f.x) + row * depth;
   const A largest = static_cast<const A*>(f.largest)[row];
   const A inverse = static_cast<const A*>(f.inverse_sum)[row];
   const A dloss = LoadOne(static_cast<const T*>(args.dloss) + row);
   const auto softmax = [&](Vec<A> v) TFO_INLINE_LAMBDA {
-    return ExpOfNegative<T>(v - largest) * inverse;
+    return ExpOfNegative<A>(v - largest) * inverse;
   };
   // x_grad may be x.
   const A of_label = (softmax(Splat(LoadOne(x + label)))[0] - A(1)) * dloss;

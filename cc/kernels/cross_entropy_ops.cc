@@ -2,7 +2,7 @@
 #include "cc/core/cross_entropy.h"
 #include "cc/core/dispatch.h"
 #include "cc/kernels/kernel_util.h"
-#include "cc/ops/shape_util.h"
+#include "cc/ops/cross_entropy.h"
 
 namespace tf_fused_ops {
 namespace {
@@ -23,13 +23,14 @@ absl::Status ReadInputs(const Tensor& logits, const Tensor& labels,
   rows->RemoveLastDims(1);
   TF_RETURN_IF_ERROR(CheckShape("labels", labels, "the rows of logits", *rows));
   const std::int64_t depth = logits.dim_size(logits.dims() - 1);
+  if (depth == 0) return NoClass();
   *args = {};
   args->shape = {kDType<T>, rows->num_elements(), depth};
   args->labels = {labels.data(), labels.dtype() == tensorflow::DT_INT64};
   args->x = logits.data();
   for (std::int64_t row = 0; row < args->shape.rows; ++row) {
     const std::int64_t label = args->labels[row];
-    if (label < 0 || label >= depth) {
+    if (!tfo::Labels::IsClass(label, depth)) {
       return Invalid("labels must be at least 0 and less than ", depth,
                      ", the number of classes, got ", label);
     }

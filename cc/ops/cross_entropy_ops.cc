@@ -1,5 +1,5 @@
 // Cross entropy with the softmax of logits, and its gradient.
-#include "cc/ops/shape_util.h"
+#include "cc/ops/cross_entropy.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace tf_fused_ops {
@@ -12,6 +12,8 @@ absl::Status RowsShape(InferenceContext* c, ShapeHandle* logits,
                        ShapeHandle* rows) {
   TF_RETURN_IF_ERROR(CheckStatisticsType(c, "largest", "logits"));
   TF_RETURN_IF_ERROR(RequireRank(c, "logits", 1, kAnyRank, logits));
+  if (c->RankKnown(*logits) && c->Value(c->Dim(*logits, -1)) == 0)
+    return NoClass();
   TF_RETURN_IF_ERROR(c->Subshape(*logits, 0, -1, rows));
   for (const auto& [name, index] : of) {
     TF_RETURN_IF_ERROR(
@@ -55,7 +57,7 @@ Computes log(sum of e^logits) - logits[label] over the last dimension in one pas
 logits: [..., classes].
 labels: [...], numbers of classes.
 loss: [...].
-largest: [...], the largest logit.
+largest: [...], the largest logit that is a number.
 inverse_sum: [...], 1 / the sum of e^(logits - largest).
 U: double where T is double, otherwise float.
 )doc");

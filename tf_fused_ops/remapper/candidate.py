@@ -185,11 +185,12 @@ class Candidate:
 
     def _incoming(self):
         for backward in self.backward:
-            y = self.match.outputs["y"]
-            # Stock ops may broadcast values of the forward pass to it.
-            if not y.shape.is_compatible_with(backward.dy.shape):
-                dy = f"{backward.dy.name} of shape {backward.dy.shape}"
-                return f"{dy} is no gradient of {y.name} of shape {y.shape}"
+            y, dy = self.match.outputs["y"], backward.dy
+            # A forward pass that is out of sight has no output here. Stock ops broadcast values of
+            # it to a gradient, or that to them.
+            if y.op not in backward.nodes and not _may_be_of_shape(dy, y):
+                given = f"{dy.name} of shape {dy.shape}"
+                return f"{given} is no gradient of {y.name} of shape {y.shape}"
         return None
 
     def _cycles(self):
@@ -226,3 +227,12 @@ class Candidate:
             or self.view.user_besides(tensor, self._inside) is not None
             or bool(self.control_users(tensor.op))
         )
+
+
+def _may_be_of_shape(a, b):
+    """Returns whether a tensor may have the shape of another one; not where it is known to have
+    size 1 and the other is not."""
+    if not a.shape.is_compatible_with(b.shape):
+        return False
+    pairs = zip(a.shape, b.shape, strict=True) if a.shape.rank and b.shape.rank else ()
+    return all(other == 1 for size, other in pairs if size == 1)

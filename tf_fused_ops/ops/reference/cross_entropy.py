@@ -12,9 +12,12 @@ def sparse_softmax_cross_entropy(logits, labels):
         The loss; of each row the largest logit, and 1 / the sum of e^(logit - largest).
     """
     x = wide(logits)
-    of_label = tf.gather(x, labels, batch_dims=labels.shape.rank)
-    loss = tf.reduce_logsumexp(x, -1) - of_label
-    return [tf.cast(loss, logits.dtype), tf.reduce_max(x, -1), tf.reduce_max(tf.nn.softmax(x), -1)]
+    rows = tf.reshape(x, [tf.size(labels), tf.shape(x)[-1]])
+    of_label = tf.gather(rows, tf.reshape(labels, [-1]), batch_dims=1)
+    largest = tf.reduce_max(x, -1)
+    total = tf.reduce_sum(tf.exp(x - largest[..., None]), -1)
+    loss = tf.math.log(total) + (largest - tf.reshape(of_label, tf.shape(labels)))
+    return [tf.cast(loss, logits.dtype), largest, 1 / total]
 
 
 def sparse_softmax_cross_entropy_grad(dloss, logits, labels):
