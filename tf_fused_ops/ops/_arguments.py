@@ -12,14 +12,18 @@ _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 def tensor(name, value):
     """Returns `value`, of a floating-point type the ops know, as a tensor."""
-    try:
-        result = tf.convert_to_tensor(value, name=name)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} cannot be converted to a tensor: {error}") from error
+    result = _converted(name, value)
     if result.dtype not in _DTYPES:
         known = ", ".join(dtype.name for dtype in _DTYPES)
         raise ValueError(f"{name} must have one of the dtypes {known}; got {result.dtype.name}")
     return result
+
+
+def _converted(name, value):
+    try:
+        return tf.convert_to_tensor(value, name=name)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} cannot be converted to a tensor: {error}") from error
 
 
 def tensor_like(name, value, dtype, other):
@@ -106,10 +110,7 @@ def dropped(name, rate, x):
 
 def integers(name, value):
     """Returns `value`, int32 or int64, as a tensor."""
-    try:
-        result = tf.convert_to_tensor(value, name=name)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} cannot be converted to a tensor: {error}") from error
+    result = _converted(name, value)
     if result.dtype not in (tf.int32, tf.int64):
         raise ValueError(f"{name} must be int32 or int64; got {result.dtype.name}")
     return result

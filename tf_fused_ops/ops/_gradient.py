@@ -11,8 +11,8 @@ from tf_fused_ops._devices import device_type
 from tf_fused_ops.ops import _autodiff, _decimals, activations
 
 # Attributes that are read as they were written.
-_DECIMALS = frozenset({"epsilon", "momentum", "scale", "masked", "rate"}) | frozenset(
-    {"dropout_rate", "dropout_scale"}
+_DECIMALS = frozenset(
+    ("epsilon", "momentum", "scale", "masked", "rate", "dropout_rate", "dropout_scale")
 )
 # Bytes of an image from which on its gradients are one op.
 _LARGE_IMAGE = 1 << 20

@@ -34,7 +34,8 @@ def attention(
         key: Tensor [batch, keys, heads, depth].
         value: Tensor [batch, keys, heads, value_depth].
         mask: Boolean tensor, of as many keys and otherwise broadcast to the scores, [batch, heads,
-            queries, keys]; None for one that is true everywhere.
+            queries, keys]; None for one that is true everywhere. Where it is false for whole blocks
+            of queries and keys these are not read, so that NaN in their values does not show.
         scale: A Python number; None for 1 / sqrt(depth), by which the query is scaled and rounded
             once more where the depth is not known before running.
         masked: What takes the place of a scaled score where the mask is false, a Python number, of

@@ -15,7 +15,8 @@ def dropout(x, rate, seed, name=None):
 
     Args:
         x: Tensor of any shape; float16, bfloat16, float32 or float64.
-        rate: The probability of an element to be set to zero, a Python number from 0 to below 1.
+        rate: The probability of an element to be set to zero, a Python number from 0 to below 1
+            and, for float64, of six digits.
         seed: Tensor of two integers, int32 or int64.
         name: A name for the operation.
 

@@ -46,9 +46,7 @@ def attention(
         The output; of each row of scores the largest, and 1 / the sum of e^(score - largest).
     """
     to_scores, to_output = _EQUATIONS[heads_first]
-    z = tf.einsum(to_scores, wide(query), wide(key)) * scale
-    if mask is not None:
-        z = tf.where(mask, z, tf.constant(masked, z.dtype))
+    z = _scores(to_scores, query, key, mask, scale, masked)
     weights = tf.nn.softmax(z)
     left = _leaving(mask if zero_masked else None, random, dropout_rate, dropout_scale, query.dtype)
     y = tf.einsum(to_output, left(weights), wide(value))
@@ -79,10 +77,7 @@ def attention_grad(
     """
     to_scores, to_output = _EQUATIONS[heads_first]
     q, k, v, dy = wide(query), wide(key), wide(value), wide(dy)
-    z = tf.einsum(to_scores, q, k) * scale
-    if mask is not None:
-        z = tf.where(mask, z, tf.constant(masked, z.dtype))
-    weights = tf.nn.softmax(z)
+    weights = tf.nn.softmax(_scores(to_scores, query, key, mask, scale, masked))
     left = _leaving(mask if zero_masked else None, random, dropout_rate, dropout_scale, query.dtype)
     dweights = left(tf.einsum(to_scores, dy, v))
     projection = tf.reduce_sum(dweights * weights, -1, keepdims=True)
@@ -96,6 +91,11 @@ def attention_grad(
         tf.einsum(to_output, transposed(left(weights)), dy),
     ]
     return [tf.cast(gradient, query.dtype) for gradient in gradients]
+
+
+def _scores(to_scores, query, key, mask, scale, masked):
+    z = tf.einsum(to_scores, wide(query), wide(key)) * scale
+    return z if mask is None else tf.where(mask, z, tf.constant(masked, z.dtype))
 
 
 def _leaving(mask, random, rate, scale, dtype):
