@@ -10,6 +10,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import cuda_driver
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 import pytest
@@ -64,33 +65,31 @@ class Emulated:
 
 
 class Gpu(Emulated):
-    """A GPU, with memory from PyTorch."""
+    """A GPU, with memory from its driver: what else uses the GPU in this process is left alone."""
 
     name = "gpu"
 
-    def __init__(self, module, torch):
-        self.module, self.torch = module, torch
-
-    @property
-    def stream(self):
-        return self.torch.cuda.current_stream().cuda_stream
+    def __init__(self, module, driver):
+        self.module, self.driver = module, driver
 
     def put(self, array, misaligned=False):
         array = np.asarray(array, order="C")
         result = self.poisoned(array.shape, array.dtype, misaligned)
-        result.owner.copy_(self.torch.from_numpy(array.reshape(-1).view(np.uint8).copy()))
+        self.driver.write(result.owner.address, array)
         return result
 
     def poisoned(self, shape, dtype, misaligned=False):
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        memory = self.torch.full((nbytes + 32,), 255, dtype=self.torch.uint8, device="cuda")
-        start = -memory.data_ptr() % 16 + (dtype.itemsize if misaligned else 0)
-        owner = memory[start : start + nbytes]
-        return DeviceArray(owner, owner.data_ptr(), shape, dtype)
+        start = dtype.itemsize if misaligned else 0
+        owner = cuda_driver.Memory(self.driver, nbytes + start, start)
+        self.driver.fill(owner.address, 255, nbytes)
+        return DeviceArray(owner, owner.address, shape, dtype)
 
     def get(self, array):
-        return array.owner.cpu().numpy().view(array.dtype).reshape(array.shape)
+        result = np.empty(array.shape, array.dtype)
+        self.driver.read(result, array.owner.address)
+        return result
 
 
 @functools.cache
@@ -107,22 +106,16 @@ def why_no_gpu():
     """Returns the reason why nothing can be run on a GPU here, or None."""
     if importlib.util.find_spec("tf_fused_ops._cuda") is None:
         return "the GPU half is not built"
-    if importlib.util.find_spec("torch") is None:
-        return "PyTorch, which allocates the GPU's memory for these tests, is not installed"
-    import torch
-
-    return None if torch.cuda.is_available() else "no GPU"
+    return cuda_driver.why_not()
 
 
 def _gpu():
     reason = why_no_gpu()
     if reason is not None:
         pytest.skip(reason)
-    import torch
-
     from tf_fused_ops import _cuda
 
-    return Gpu(_cuda, torch)
+    return Gpu(_cuda, cuda_driver.Driver.of_process())
 
 
 def backend(name):

@@ -1,6 +1,6 @@
 """Speed of the memory-bound GPU kernels, beside a measured copy, PyTorch eager and torch.compile.
 
-    python cuda/benchmark/batch_norm.py [--dtype bfloat16] [--seconds 0.2]
+    python cuda/benchmark/batch_norm.py [--dtype bfloat16] [--seconds 0.2] [--eager]
 
 Every row is one operation on one shape. GB/s counts the bytes that the operation cannot do without:
 every tensor it reads or writes, once (x twice forward, dy and x twice backward, as the statistics
@@ -9,14 +9,10 @@ torch.Tensor.copy_ on tensors of the same size in the same run, and the share of
 is judged by. Needs PyTorch with CUDA and a GPU; TensorFlow is not used.
 """
 
-import argparse
-import statistics
-import sys
-
 import torch
+from common import Bench, launchers
 
-from tf_fused_ops import _cuda
-
+_cuda = launchers()
 SHAPES = [  # of ResNet-50 at batch 256, NHWC
     (256, 112, 112, 64),
     (256, 56, 56, 256),
@@ -25,24 +21,6 @@ SHAPES = [  # of ResNet-50 at batch 256, NHWC
     (256, 7, 7, 2048),
 ]
 EPSILON = 1e-3
-
-
-def milliseconds(function, seconds):
-    """The median time of `function` over at least `seconds`, caches flushed before each run."""
-    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    for _ in range(3):
-        function()
-    torch.cuda.synchronize()
-    times = []
-    while sum(times) < 1e3 * seconds or len(times) < 5:
-        flush.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        function()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
 
 
 class Case:
@@ -103,25 +81,21 @@ class Case:
             stream=self.stream,
         )
 
-    def torch_training(self, compiled):
-        """PyTorch's forward and backward of the same: channels_last batch norm, add, relu."""
-        x, side = (t.permute(0, 3, 1, 2).detach().requires_grad_() for t in (self.x, self.side))
-        scale, offset = (t.detach().clone().requires_grad_() for t in (self.scale, self.offset))
+    def step(self):
+        self.forward()
+        self.backward()
 
-        def function(x, side):
+    def torch_layer(self):
+        """PyTorch's function of the same, channels last, its inputs and dy."""
+        x, side, dy = (t.permute(0, 3, 1, 2) for t in (self.x, self.side, self.dy))
+
+        def function(x, side, scale, offset):
             normal = torch.nn.functional.batch_norm(
                 x, self.mean, self.variance, scale, offset, True, 0.01, EPSILON
             )
             return torch.relu(normal + side)
 
-        forward = torch.compile(function) if compiled else function
-        dy = self.dy.permute(0, 3, 1, 2)
-        inputs = (x, side, scale, offset)
-
-        def step():
-            return torch.autograd.grad(forward(x, side), inputs, dy)
-
-        return step
+        return function, (x, side, self.scale, self.offset), dy
 
     def operations(self):
         """Yields name, function and bytes moved."""
@@ -133,26 +107,14 @@ class Case:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--seconds", type=float, default=0.2, help="time spent on each number")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("no GPU: nothing can be measured")
-    print(f"{torch.cuda.get_device_name()}, {arguments.dtype}, PyTorch {torch.__version__}")
+    bench = Bench(__doc__)
     for shape in SHAPES:
-        case = Case(shape, getattr(torch, arguments.dtype))
-        copy = milliseconds(case.copy, arguments.seconds)
-        copy_rate = 2 * case.bytes / copy / 1e6
+        case = Case(shape, bench.dtype)
+        copy_rate = bench.copy_rate(case)
         print(f"\n{shape}: copy {copy_rate:.0f} GB/s")
         for name, function, moved in case.operations():
-            time = milliseconds(function, arguments.seconds)
-            rate = moved / time / 1e6
-            print(f"  {name:<26} {time:8.3f} ms {rate:7.0f} GB/s {rate / copy_rate:6.1%} of copy")
-        ours = milliseconds(lambda: (case.forward(), case.backward()), arguments.seconds)  # noqa: B023
-        for name, compiled in (("PyTorch eager", False), ("torch.compile", True)):
-            theirs = milliseconds(case.torch_training(compiled), arguments.seconds)
-            print(f"  forward and gradient beside {name:<14} {theirs / ours:6.2f}x as fast")
+            bench.show_rate(name, function, moved, copy_rate)
+        bench.show_peers(case.step, *case.torch_layer())
 
 
 if __name__ == "__main__":

@@ -1,20 +1,16 @@
 """Speed of the GPU's contractions, beside plain library calls, PyTorch eager and torch.compile.
 
-    python cuda/benchmark/contraction.py [--dtype bfloat16] [--seconds 0.2]
+    python cuda/benchmark/contraction.py [--dtype bfloat16] [--seconds 0.2] [--eager]
 
 A dense layer with gelu is judged by the rate of its bare product (torch.matmul, which is cuBLAS) in
 the same run, a convolution with bias and relu by cuDNN's own fused one; the training steps, forward
 and all gradients, by PyTorch's. Needs PyTorch with CUDA and a GPU; TensorFlow is not used.
 """
 
-import argparse
-import sys
-
 import torch
-from batch_norm import milliseconds
+from common import Bench, launchers
 
-from tf_fused_ops import _cuda
-
+_cuda = launchers()
 PRODUCTS = [  # rows, inputs and outputs of dense layers: BERT-base, BERT-large, GPT-2 XL, Llama 7B
     (16384, 768, 3072),
     (16384, 3072, 768),
@@ -70,12 +66,6 @@ class Contraction:
     def rate(self, time):
         """TFLOP/s."""
         return self.flops / time / 1e9
-
-
-def training(function, inputs, dy):
-    """PyTorch's forward and all gradients."""
-    inputs = [t.detach().requires_grad_() for t in inputs]
-    return lambda: torch.autograd.grad(function(*inputs), inputs, dy)
 
 
 def products(dtype):
@@ -134,31 +124,18 @@ def convolutions(dtype):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--seconds", type=float, default=0.2, help="time spent on each number")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("no GPU: nothing can be measured")
+    bench = Bench(__doc__)
     # As the launchers do by default.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    print(f"{torch.cuda.get_device_name()}, {arguments.dtype}, PyTorch {torch.__version__}")
-    dtype = getattr(torch, arguments.dtype)
-    for cases in (products(dtype), convolutions(dtype)):
+    for cases in (products(bench.dtype), convolutions(bench.dtype)):
         for title, ours, (name, library), layer, inputs, dy in cases:
-            forward, step, plain = (
-                milliseconds(run, arguments.seconds) for run in (ours.forward, ours.step, library)
-            )
+            forward, plain = bench.time(ours.forward), bench.time(library)
             print(f"\n{title}")
-            print(f"  forward {forward:8.3f} ms {ours.rate(forward):6.0f} TFLOP/s")
-            print(f"  {name} {plain:8.3f} ms: ours has {plain / forward:6.1%} of its rate")
-            print(f"  forward and gradients {step:8.3f} ms {ours.rate(step) * 3:6.0f} TFLOP/s")
-            for peer, function in (
-                ("PyTorch eager", layer),
-                ("torch.compile", torch.compile(layer)),
-            ):
-                theirs = milliseconds(training(function, inputs, dy), arguments.seconds)
-                print(f"    beside {peer:<14} {theirs / step:6.2f}x as fast")
+            print(
+                f"  forward                    {forward:8.3f} ms {ours.rate(forward):6.0f} TFLOP/s"
+            )
+            print(f"  {name:<26} {plain:8.3f} ms: ours has {plain / forward:6.1%} of its rate")
+            bench.show_peers(ours.step, layer, inputs, dy)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,16 @@
 """Speed of layer and RMS norm on the GPU, beside a measured copy, PyTorch eager and torch.compile.
 
-    python cuda/benchmark/layer_norm.py [--dtype bfloat16] [--seconds 0.2]
+    python cuda/benchmark/layer_norm.py [--dtype bfloat16] [--seconds 0.2] [--eager]
 
 GB/s counts every tensor that is read or written once, dy and x twice backward, as their sums over
 rows come first. `copy` is the rate of torch.Tensor.copy_ on tensors of the same size in the same
 run. Needs PyTorch with CUDA and a GPU; TensorFlow is not used.
 """
 
-import argparse
-import sys
-
 import torch
-from batch_norm import milliseconds
+from common import Bench, launchers
 
-from tf_fused_ops import _cuda
-
+_cuda = launchers()
 SHAPES = [  # rows and depth: BERT-base, BERT-large, GPT-2 XL, Llama 7B, Llama 70B
     (16384, 768),
     (16384, 1024),
@@ -57,49 +53,36 @@ class Case:
             **self.options,
         )
 
-    def torch_training(self, compiled):
-        """PyTorch's forward and backward of the same."""
-        x = self.x.detach().requires_grad_()
-        vectors = [v.to(x.dtype).requires_grad_() for v in self.vectors[:2]]
-        size = (x.shape[-1],)
+    def step(self):
+        self.forward()
+        self.backward()
+
+    def torch_layer(self):
+        """PyTorch's function of the same, its inputs and dy."""
+        vectors = [v.to(self.x.dtype) for v in self.vectors[:2]]
+        size = self.x.shape[-1:]
+
+        def layer_norm(x, scale, offset):
+            return torch.nn.functional.layer_norm(x, size, scale, offset, EPSILON)
+
+        def rms_norm(x, scale):
+            return torch.nn.functional.rms_norm(x, size, scale, EPSILON)
+
         if self.options["subtract_mean"]:
-
-            def function(x, scale, offset):
-                return torch.nn.functional.layer_norm(x, size, scale, offset, EPSILON)
-        else:
-            vectors = vectors[:1]
-
-            def function(x, scale):
-                return torch.nn.functional.rms_norm(x, size, scale, EPSILON)
-
-        forward = torch.compile(function) if compiled else function
-        return lambda: torch.autograd.grad(forward(x, *vectors), (x, *vectors), self.dy)
+            return layer_norm, (self.x, *vectors), self.dy
+        return rms_norm, (self.x, vectors[0]), self.dy
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--seconds", type=float, default=0.2, help="time spent on each number")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("no GPU: nothing can be measured")
-    print(f"{torch.cuda.get_device_name()}, {arguments.dtype}, PyTorch {torch.__version__}")
+    bench = Bench(__doc__)
     for shape in SHAPES:
         for name, subtract_mean in (("layer norm", True), ("RMS norm", False)):
-            case = Case(shape, getattr(torch, arguments.dtype), subtract_mean)
-            copy_rate = 2 * case.bytes / milliseconds(case.copy, arguments.seconds) / 1e6
+            case = Case(shape, bench.dtype, subtract_mean)
+            copy_rate = bench.copy_rate(case)
             print(f"\n{name} {shape}: copy {copy_rate:.0f} GB/s")
-            for part, tensors in ((case.forward, 2), (case.backward, 5)):
-                time = milliseconds(part, arguments.seconds)
-                rate = tensors * case.bytes / time / 1e6
-                print(
-                    f"  {part.__name__:<9} {time:8.3f} ms {rate:7.0f} GB/s "
-                    f"{rate / copy_rate:6.1%} of copy"
-                )
-            ours = milliseconds(lambda: (case.forward(), case.backward()), arguments.seconds)  # noqa: B023
-            for peer, compiled in (("PyTorch eager", False), ("torch.compile", True)):
-                theirs = milliseconds(case.torch_training(compiled), arguments.seconds)
-                print(f"  both beside {peer:<14} {theirs / ours:6.2f}x as fast")
+            bench.show_rate("forward", case.forward, 2 * case.bytes, copy_rate)
+            bench.show_rate("its gradient", case.backward, 5 * case.bytes, copy_rate)
+            bench.show_peers(case.step, *case.torch_layer())
 
 
 if __name__ == "__main__":
