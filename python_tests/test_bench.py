@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tf_fused_ops import _core
 from tf_fused_ops.bench import (
@@ -355,9 +356,16 @@ def test_list(capsys):
         (["--memory", "--scaling"], "--scaling: not allowed with argument --memory"),
         (["--scaling", "--threads", "1"], "--threads: --scaling compares"),
         (["--scaling", "--picture", "roofline.svg"], "--picture: it shows times"),
+        (["--device", "tpu"], "--device: invalid choice"),
+        (
+            ["--device", "gpu", "--memory"],
+            "--device: memory and scaling are measured on the processor",
+        ),
+        (["--device", "gpu"], "--device: TensorFlow sees no GPU"),
     ],
 )
-def test_bad_input_is_one_sentence(arguments, expected, capsys):
+def test_bad_input_is_one_sentence(arguments, expected, capsys, monkeypatch):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
     with pytest.raises(SystemExit) as stopped:
         main(["bench", "--quick", *arguments])
     assert stopped.value.code == 2

@@ -8,6 +8,7 @@ from tolerances import assert_close
 
 import tf_fused_ops as tfo
 from tf_fused_ops import _library
+from tf_fused_ops.cli import main
 
 
 def why_not():
@@ -115,3 +116,12 @@ def test_layer_norm_agrees_with_the_cpu(dtype, shape, subtract_mean):
 @pytest.mark.parametrize("dtype", DTYPES_OF_GPUS)
 def test_softmax_agrees_with_the_cpu(dtype, shape, mask_shape):
     check(softmax, dtype, shape, mask_shape)
+
+
+def test_benchmark(capsys):
+    """Every peer that is TensorFlow computes a layer on the GPU."""
+    arguments = ["--cases", "*_tiny", "--quick", "--peers", "stock,ours", "--dtype", "bfloat16"]
+    assert main(["bench", "--device", "gpu", *arguments]) == 0
+    card, limits, *tables = capsys.readouterr().out.splitlines()
+    assert card.endswith("; bfloat16") and "copied" in limits
+    assert sum(line.startswith("| conv 3x3 17→33, 2x7x7, relu ") for line in tables) == 2

@@ -67,11 +67,13 @@ class Contest:
     Args:
         contestants: Sequence of `Contestant`; the first is what the others are compared with.
         effort: An `Effort`.
+        device: A name of `workers.DEVICES`.
     """
 
-    def __init__(self, contestants, effort):
+    def __init__(self, contestants, effort, device="cpu"):
         self._contestants = contestants
         self._effort = effort
+        self._device = device
         self._stack = contextlib.ExitStack()
         self._workers = {}
 
@@ -81,6 +83,12 @@ class Contest:
 
     def __exit__(self, *exception):
         self._stack.close()
+
+    def card(self, dtype):
+        """The GPU's name and its `machine.Roofs`, as TensorFlow reaches them."""
+        threads = self._contestants[0].threads
+        name, operations, copied = self._ask(Contestant("stock", threads), "card", dtype=dtype)
+        return name, machine.Roofs(operations, copied)
 
     def run(self, name, dtype, mode):
         """Times one case.
@@ -152,7 +160,7 @@ class Contest:
             arguments["folder"] = self._folder
         if contestant not in self._workers:
             processors = machine.processors(contestant.threads)
-            worker = self._stack.enter_context(Worker(contestant.peer, processors))
+            worker = self._stack.enter_context(Worker(contestant.peer, processors, self._device))
             self._workers[contestant] = worker
         try:
             return self._workers[contestant].ask(what, **arguments)

@@ -109,10 +109,13 @@ def lines(report):
     A ratio above one means that tf_fused_ops is faster.
     """
     hardware, settings, roofs = report["machine"], report["settings"], report["roofs"]
-    yield (
-        f"{hardware['processor']}, {settings['threads']} of {hardware['cores']} cores, "
-        f"{hardware['instruction set']}; {settings['dtype']}"
-    )
+    if "graphics card" in settings:
+        yield f"{settings['graphics card']}; {settings['dtype']}"
+    else:
+        yield (
+            f"{hardware['processor']}, {settings['threads']} of {hardware['cores']} cores, "
+            f"{hardware['instruction set']}; {settings['dtype']}"
+        )
     if roofs:
         yield (
             f"measured limits: {roofs['operations'] / 1e9:.0f} GFLOP/s, "

@@ -197,6 +197,17 @@ GROUPS = {
         "conv3x3_groups_of_24": ConvCase(8, (28, 28), 192, 192, groups=8),
         "conv3x3_2_groups": ConvCase(8, (28, 28), 128, 128, groups=2),
     },
+    # What keeps a GPU busy: layers of ResNet-50 for 32 images, of BERT-base for 8192 tokens.
+    "large": {
+        "large_conv3x3_64": ConvCase(32, (56, 56), 64, 64),
+        "large_conv3x3_256": ConvCase(32, (14, 14), 256, 256),
+        "large_conv1x1_64_256": ConvCase(32, (56, 56), 64, 256, (1, 1)),
+        "large_conv7x7_stem": ConvCase(32, (224, 224), 3, 64, (7, 7), (2, 2)),
+        "large_matmul_gelu_tanh": MatMulCase(m=8192, k=768, n=3072, act="gelu_tanh"),
+        "large_matmul_gelu_erf": MatMulCase(m=8192, k=768, n=3072, act="gelu_erf"),
+        "large_batch_norm_add_relu": BatchNormCase((32, 56, 56), 256, side=True),
+        "large_batch_norm_relu": BatchNormCase((32, 112, 112), 64),
+    },
     "rules": _RULES | _alone(_ALONE),
     "model": {
         "resnet50": ApplicationCase(),

@@ -1,6 +1,7 @@
 """The cases as plain TensorFlow code, under any decorator."""
 
 import functools
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -28,6 +29,8 @@ _ACTIVATIONS = {
 }
 # An output of one of these ops, the first one, is what a forward pass is kept for.
 _KEPT = ("Conv2D", "MatMul", "BatchMatMulV2", "Einsum", "Erfc")
+# The size of the matrices, and the number of elements, by which a GPU is measured.
+_PRODUCT, _COPIED = 8192, 1 << 28
 # So small that rounding is not amplified from step to step.
 _RATE = 1e-6
 _NAMESPACE = "TfFusedOps>"
@@ -62,11 +65,44 @@ class Programs:
 
     Args:
         peer: "stock", "xla", "ours" or "winograd".
+        device: "cpu" or "gpu".
     """
 
-    def __init__(self, peer):
+    def __init__(self, peer, device="cpu"):
         self._peer = peer
         self._is_ours = peer in (OURS, WINOGRAD)
+        self._device = device
+
+    def wait(self):
+        """Returns once all that was called is done."""
+        if self._device == "gpu":
+            tf.test.experimental.sync_devices()
+
+    def card(self, dtype):
+        """The GPU's name, and how many operations and bytes it does in a second.
+
+        Operations are those of a large product (of float32 in TF32), bytes those that a copy reads
+        and writes.
+        """
+        (gpu,) = tf.config.list_physical_devices("GPU")[:1]
+        name = tf.config.experimental.get_device_details(gpu)["device_name"]
+        a, b = (tf.cast(tf.random.normal([_PRODUCT] * 2), dtype) for _ in range(2))
+        operations = 2 * _PRODUCT**3 / self._seconds(lambda: tf.matmul(a, b))
+        x = tf.cast(tf.random.normal([_COPIED]), dtype)
+        return name, operations, 2 * _COPIED * x.dtype.size / self._seconds(lambda: -x)
+
+    def _seconds(self, function, calls=10, times=3):
+        """The least of some times of a function."""
+        function()
+        self.wait()
+        taken = []
+        for _ in range(times):
+            before = time.perf_counter()
+            for _ in range(calls):
+                function()
+            self.wait()
+            taken.append((time.perf_counter() - before) / calls)
+        return min(taken)
 
     def load(self, case, mode):
         """Traces a case.

@@ -55,17 +55,26 @@ class Programs:
 
     Args:
         peer: "torch" or "torch_compile".
+        device: "cpu" or "gpu".
     """
 
-    def __init__(self, peer):
+    def __init__(self, peer, device="cpu"):
         self._compiles = peer == "torch_compile"
+        self._device = "cuda" if device == "gpu" else "cpu"
+        # As in TensorFlow.
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+
+    def wait(self):
+        """Returns once all that was called is done."""
+        if self._device == "cuda":
+            torch.cuda.synchronize()
 
     def load(self, case, mode):
         """Prepares a case, as `tensorflow_programs.Programs.load` does."""
         program = _program(case)
         layouts = [*program.inputs, program.output]
         *inputs, dy = (
-            layout.to_torch(torch.from_numpy(value).to(getattr(torch, dtype)))
+            self._tensor(layout, value, dtype)
             for layout, value, dtype in zip(
                 layouts, grid.inputs(case), grid.dtypes(case), strict=True
             )
@@ -97,7 +106,9 @@ class Programs:
             if layer == POOL:
                 continue
             values = [
-                layout.to_torch(torch.from_numpy(value).to(getattr(torch, layer.dtype)))
+                layout.to_torch(
+                    torch.from_numpy(value).to(self._device, getattr(torch, layer.dtype))
+                )
                 for layout, value in zip(program.inputs, grid.inputs(layer)[:-1], strict=True)
             ]
             x = values[0] if x is None else x
@@ -115,6 +126,10 @@ class Programs:
 
         loss = self.decorate(forward)
         return lambda: torch.autograd.grad(loss(x, weights), weights)
+
+    def _tensor(self, layout, value, dtype):
+        """An array, in PyTorch's layout, on the device."""
+        return layout.to_torch(torch.from_numpy(value).to(self._device, getattr(torch, dtype)))
 
     def decorate(self, function):
         """The function as it is, or compiled: an error where it cannot be compiled whole."""
@@ -168,4 +183,4 @@ def _(case: BatchNormCase):
 
 def _array(tensor):
     """As NumPy knows it: bfloat16 widened."""
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()

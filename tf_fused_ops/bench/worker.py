@@ -11,16 +11,21 @@ import time
 import types
 from pathlib import Path
 
+# How many calls are timed together: a GPU is waited for as rarely as in a program that trains.
+_TOGETHER = {"cpu": 1, "gpu": 20}
+
 
 class Server:
     """Answers requests; one program is loaded at a time.
 
     Args:
         programs: What `load` is called on, as `tensorflow_programs.Programs`.
+        together: How many calls are timed together.
     """
 
-    def __init__(self, programs):
+    def __init__(self, programs, together):
         self._programs = programs
+        self._together = together
         self._call = None
 
     def load(self, name, dtype, mode, folder):
@@ -38,19 +43,26 @@ class Server:
         return paths
 
     def run(self, seconds):
-        """Calls the program for some time, at least once; returns the seconds of each call."""
+        """Calls the program for some time, at least once; returns the seconds of a call."""
         self._call()  # brings back into the caches what others have displaced
+        self._programs.wait()
         times, start = [], time.perf_counter()
         while not times or time.perf_counter() - start < seconds:
             before = time.perf_counter()
-            self._call()
-            times.append(time.perf_counter() - before)
+            for _ in range(self._together):
+                self._call()
+            self._programs.wait()
+            times.append((time.perf_counter() - before) / self._together)
         return times
 
     def unload(self):
         """Lets go of the program."""
         self._call = None
         gc.collect()
+
+    def card(self, dtype):
+        """Returns the name of the GPU, and the operations and bytes that it does in a second."""
+        return self._programs.card(dtype)
 
     def memory(self, stack):
         """Runs a training step of a stack; returns what `memory.measure` does."""
@@ -59,12 +71,13 @@ class Server:
         return memory.measure(self._programs.load_stack(stacks.STACKS[stack]))
 
 
-def main(peer, processors, package):
+def main(peer, processors, device, package):
     """Serves until the standard input ends.
 
     Args:
         peer: A name of `workers.PEERS`.
         processors: Numbers of the processors to run on, with commas between them.
+        device: A name of `workers.DEVICES`.
         package: The folder of tf_fused_ops.
     """
     requests = sys.stdin
@@ -84,7 +97,7 @@ def main(peer, processors, package):
     else:
         from tf_fused_ops.bench import tensorflow_programs as programs
     programs.use_threads(len(processors))
-    server = Server(programs.Programs(peer))
+    server = Server(programs.Programs(peer, device), _TOGETHER[device])
     gc.disable()
     for line in requests:
         request = json.loads(line)

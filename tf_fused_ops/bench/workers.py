@@ -27,7 +27,11 @@ _THREADS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
 )
-_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+# Device -> what is set for the processes; on a GPU they share its memory.
+DEVICES = {
+    "cpu": {"CUDA_VISIBLE_DEVICES": ""},
+    "gpu": {"TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+}
 
 
 class WorkerError(Exception):
@@ -49,25 +53,28 @@ class Worker:
     Args:
         peer: A name of `PEERS`.
         processors: The numbers of the processors to run on; as many threads are used.
+        device: A name of `DEVICES`: where the work is done.
     """
 
-    def __init__(self, peer, processors):
+    def __init__(self, peer, processors, device="cpu"):
         self._peer = peer
         self._processors = processors
+        self._device = device
         self._stack = contextlib.ExitStack()
 
     def __enter__(self):
+        program = Path(__file__).with_name("worker.py")
         numbers = ",".join(map(str, self._processors))
         threads = dict.fromkeys(_THREADS, str(len(self._processors)))
         self._log = self._stack.enter_context(tempfile.TemporaryFile("w+"))
         self._process = self._stack.enter_context(
             subprocess.Popen(
-                [sys.executable, Path(__file__).with_name("worker.py"), self._peer, numbers],
+                [sys.executable, program, self._peer, numbers, self._device],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 text=True,
-                env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **threads, **_NO_GPU},
+                env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **threads, **DEVICES[self._device]},
             )
         )
         self._stack.callback(self._process.kill)

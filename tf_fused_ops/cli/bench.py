@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+import tensorflow as tf
+
 from tf_fused_ops.bench import (
     contest,
     costs,
@@ -17,7 +19,7 @@ from tf_fused_ops.bench import (
     stacks,
     table,
 )
-from tf_fused_ops.bench.workers import OURS, PEERS, WINOGRAD, installed
+from tf_fused_ops.bench.workers import DEVICES, OURS, PEERS, WINOGRAD, installed
 from tf_fused_ops.cli.errors import UsageError
 
 _EXAMPLES = """\
@@ -30,8 +32,11 @@ examples:
   python -m tf_fused_ops bench --cases "conv3x3*" --peers stock,torch,ours,winograd
   python -m tf_fused_ops bench --memory
   python -m tf_fused_ops bench --scaling --cases contraction --peers stock,ours
+  python -m tf_fused_ops bench --device gpu --dtype bfloat16
 """
 _LIMITS = "the machine's limits"
+# Device -> the groups that are timed unless others are named.
+_CASES = {"cpu": ("contraction", "dense", "batch_norm", "off_track", "groups"), "gpu": ("large",)}
 _PICTURES = (".svg", ".png", ".pdf")
 
 
@@ -47,9 +52,11 @@ def add_parser(subparsers):
         "--cases",
         nargs="+",
         metavar="GLOB",
-        default=[group for group in table.GROUPS if group not in ("rules", "model")],
-        help=f"names, or groups ({', '.join(table.GROUPS)}); * is a wildcard "
-        "(default: all but the rules and the model)",
+        help=f"names, or groups ({', '.join(table.GROUPS)}); * is a wildcard (default: "
+        f"{', '.join(_CASES['cpu'])}; on a GPU {', '.join(_CASES['gpu'])})",
+    )
+    parser.add_argument(
+        "--device", choices=tuple(DEVICES), default="cpu", help="default: %(default)s"
     )
     parser.add_argument("--list", action="store_true", help="list the cases and end")
     parser.add_argument(
@@ -93,7 +100,12 @@ def run(args):
     peers = _peers(args)
     _check(args)
     effort = contest.QUICK if args.quick else contest.FULL
-    settings = {"dtype": args.dtype, "threads": args.threads, "effort": effort._asdict()}
+    settings = {
+        "device": args.device,
+        "dtype": args.dtype,
+        "threads": args.threads,
+        "effort": effort._asdict(),
+    }
     if args.memory is not None:
         key, collected = "memory", _memory(args, peers, settings)
     elif args.scaling:
@@ -114,18 +126,24 @@ def run(args):
 def _times(args, cases, peers, effort, settings):
     contestants = {peer: contest.Contestant(peer, args.threads) for peer in peers}
     results = []
-    with progress.shown(2 + _count(cases)) as step:
-        step(_LIMITS)
-        roofs = machine.measure(args.dtype, args.threads)
-        with contest.Contest(list(contestants.values()), effort) as running:
-            for name, case in cases.items():
-                for mode in case.modes:
-                    step(_title(case, mode))
-                    timings = running.run(name, args.dtype, mode)
-                    by_peer = {peer: timings[key] for peer, key in contestants.items()}
-                    results.append((name, case, mode, by_peer))
-        step(f"{_LIMITS}, again")
-        roofs = roofs.best(machine.measure(args.dtype, args.threads))
+    contesting = contest.Contest(list(contestants.values()), effort, args.device)
+    with progress.shown(2 + _count(cases)) as step, contesting as running:
+
+        def measure():
+            step(_LIMITS)
+            if args.device == "cpu":
+                return machine.measure(args.dtype, args.threads)
+            settings["graphics card"], roofs = running.card(args.dtype)
+            return roofs
+
+        roofs = measure()
+        for name, case in cases.items():
+            for mode in case.modes:
+                step(_title(case, mode))
+                timings = running.run(name, args.dtype, mode)
+                by_peer = {peer: timings[key] for peer, key in contestants.items()}
+                results.append((name, case, mode, by_peer))
+        roofs = roofs.best(measure())
     return report.collect(settings, roofs, results)
 
 
@@ -160,7 +178,7 @@ def _listing(cases):
 
 def _cases(args):
     try:
-        return table.select(args.cases, args.dtype)
+        return table.select(args.cases or _CASES[args.device], args.dtype)
     except ValueError as error:
         raise UsageError(f"--cases: {error}") from error
 
@@ -181,6 +199,11 @@ def _peers(args):
 
 
 def _check(args):
+    if args.device == "gpu":
+        if args.memory is not None or args.scaling:
+            raise UsageError("--device: memory and scaling are measured on the processor")
+        if not tf.config.list_physical_devices("GPU"):
+            raise UsageError("--device: TensorFlow sees no GPU")
     try:
         machine.processors(args.threads)
     except ValueError as error:
