@@ -3,6 +3,7 @@
 #define TFO_CUDA_VECTOR_H_
 
 #include <cstdint>
+#include <cstring>
 
 #include "cuda/element.h"
 
@@ -48,7 +49,10 @@ struct VectorArray {
       vector.values[i] = FromFloat<T>(from[i]);
     }
     if (aligned && at + kVector<T> <= size) {
-      *reinterpret_cast<Vector<T>*>(data + at) = vector;
+      // An assignment would become four or eight stores, as below.
+      uint4 bits;
+      std::memcpy(&bits, &vector, sizeof(bits));
+      __stwb(reinterpret_cast<uint4*>(data + at), bits);
       return;
     }
 #pragma unroll

@@ -109,6 +109,10 @@ inline float erfcxf(float x) {
                                       : 0.5641895835477563 / wide);
 }
 
+inline void __stwb(uint4* to, uint4 value) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
 inline void __syncthreads() { cuda_emulation::SyncThreads(); }
 
 template <class T>
