@@ -16,7 +16,8 @@ namespace tfo::cuda {
 
 struct Rows {
   std::int64_t rows, depth;
-  bool aligned;  // every row of every array begins at a multiple of 16 bytes
+  bool arrays_aligned;  // every array begins at a multiple of 16 bytes
+  bool aligned;         // and so does every row of it
 };
 
 // Launches a kernel whose threads hold `held` vectors of `vector` elements of a
@@ -41,7 +42,8 @@ Status LaunchRows(const char* name, std::int64_t rows, std::int64_t depth,
                 {dim3(static_cast<unsigned>(blocks)), block,
                  sizeof(A) * kBlockThreads / kWarp},
                 stream, kernel,
-                Rows{rows, depth, aligned && depth % vector == 0}, terms);
+                Rows{rows, depth, aligned, aligned && depth % vector == 0},
+                terms);
 }
 
 // Calls body(row) for the rows of this thread, the last first where

@@ -19,27 +19,26 @@ struct alignas(16) Vector {
   __device__ float operator[](int i) const { return ToFloat(values[i]); }
 };
 
-// A dense array that is read or written in vectors beginning at any multiple of
-// kVector<T>.
-struct VectorArray {
-  std::int64_t size;  // elements
-  bool aligned;       // every pointer used with it is a multiple of 16 bytes
+// Elements [begin, end) of a dense array, read or written in vectors beginning
+// at any multiple of kVector<T>.
+struct VectorSpan {
+  std::int64_t begin, end;
+  bool aligned;  // every pointer used with it is a multiple of 16 bytes
 
-  // Elements past the end read as zero.
+  // Elements outside read as `outside`.
   template <class T>
-  __device__ Vector<T> Load(const T* data, std::int64_t at) const {
-    if (aligned && at + kVector<T> <= size) {
-      return *reinterpret_cast<const Vector<T>*>(data + at);
-    }
+  __device__ Vector<T> Load(const T* data, std::int64_t at,
+                            float outside = 0) const {
+    if (IsWhole<T>(at)) return *reinterpret_cast<const Vector<T>*>(data + at);
     Vector<T> vector;
 #pragma unroll
     for (int i = 0; i < kVector<T>; ++i) {
-      vector.values[i] = at + i < size ? data[at + i] : FromFloat<T>(0);
+      vector.values[i] = Has(at + i) ? data[at + i] : FromFloat<T>(outside);
     }
     return vector;
   }
 
-  // Elements past the end are not written.
+  // Elements outside are not written.
   template <class T>
   __device__ void Store(const float (&from)[kVector<T>], T* data,
                         std::int64_t at) const {
@@ -48,7 +47,7 @@ struct VectorArray {
     for (int i = 0; i < kVector<T>; ++i) {
       vector.values[i] = FromFloat<T>(from[i]);
     }
-    if (aligned && at + kVector<T> <= size) {
+    if (IsWhole<T>(at)) {
       // An assignment would become four or eight stores, as below.
       uint4 bits;
       std::memcpy(&bits, &vector, sizeof(bits));
@@ -57,8 +56,34 @@ struct VectorArray {
     }
 #pragma unroll
     for (int i = 0; i < kVector<T>; ++i) {
-      if (at + i < size) data[at + i] = vector.values[i];
+      if (Has(at + i)) data[at + i] = vector.values[i];
     }
+  }
+
+ private:
+  __device__ bool Has(std::int64_t at) const { return at >= begin && at < end; }
+  template <class T>
+  __device__ bool IsWhole(std::int64_t at) const {
+    return aligned && at >= begin && at + kVector<T> <= end;
+  }
+};
+
+// All of a dense array, in the same way.
+struct VectorArray {
+  std::int64_t size;  // elements
+  bool aligned;       // every pointer used with it is a multiple of 16 bytes
+
+  // Elements past the end read as zero.
+  template <class T>
+  __device__ Vector<T> Load(const T* data, std::int64_t at) const {
+    return VectorSpan{0, size, aligned}.Load(data, at);
+  }
+
+  // Elements past the end are not written.
+  template <class T>
+  __device__ void Store(const float (&from)[kVector<T>], T* data,
+                        std::int64_t at) const {
+    VectorSpan{0, size, aligned}.Store(from, data, at);
   }
 };
 

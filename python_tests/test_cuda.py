@@ -39,7 +39,27 @@ OPS = [
     *("BatchNormGradSums", "BatchNormGradApply"),
     *("Conv2DBiasAct", "Conv2DBiasActGrad", "MatMulBiasAct", "MatMulBiasActGrad"),
     *("LayerNorm", "LayerNormGrad", "Softmax", "SoftmaxGrad"),
+    *("SparseSoftmaxCrossEntropy", "SparseSoftmaxCrossEntropyGrad"),
 ]
+
+REMAPPED = """
+import json, sys
+import tensorflow as tf
+from tf_fused_ops import function
+tf.load_op_library(f"{sys.argv[1]}/_cuda_ops.so")
+found = {}
+for dtype in ("float32", "float16", "bfloat16", "float64"):
+    @function
+    def step(labels, logits):
+        with tf.device("GPU:0"), tf.GradientTape() as tape:
+            tape.watch(logits)
+            loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+            return loss, tape.gradient(loss, logits)
+    step.get_concrete_function(tf.TensorSpec([6], tf.int32), tf.TensorSpec([6, 5], dtype))
+    (report,) = step.remap_reports
+    found[dtype] = [[f.rule, f.gradients] for f in report.fused], [r.reason for r in report.refused]
+print(json.dumps(found))
+"""
 
 
 def binaries():
@@ -59,6 +79,15 @@ def test_loads_beside_the_ops_and_registers_kernels(run_python):
     assert sorted(found) == sorted(OPS)
     for op, types in found.items():
         assert sorted(types) == ["bfloat16", "float16", "float32"], op
+
+
+@built
+def test_rules_go_by_the_kernels_of_the_device(run_python):
+    found = json.loads(run_python(REMAPPED, str(PACKAGE)))
+    reason = "TfFusedOps>SparseSoftmaxCrossEntropy has no float64 kernel on GPU"
+    assert found.pop("float64") == [[], [reason]]
+    for dtype, (fused, _) in found.items():
+        assert fused == [["sparse_cross_entropy", 1]], dtype
 
 
 @built

@@ -1,4 +1,4 @@
-"""Normalization ops on TensorFlow's GPU device: placement; results and gradients as the CPU's."""
+"""Ops on TensorFlow's GPU device: placement; results and gradients as the CPU's."""
 
 import numpy as np
 import pytest
@@ -78,6 +78,21 @@ def softmax(device, dtype, shape, mask_shape):
     return [tf.cast(value, tf.float64).numpy() for value in values]
 
 
+def cross_entropy(device, dtype, shape, labels_dtype):
+    """The op's output and gradient on `device`, as NumPy arrays."""
+    random = np.random.default_rng(0)
+    with tf.device(device):
+        logits = tf.constant(random.normal(1, 4, size=shape), dtype)
+        dloss = tf.constant(random.normal(size=shape[:-1]), dtype)
+        labels = tf.constant(random.integers(0, shape[-1], shape[:-1]), labels_dtype)
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            loss = tfo.sparse_softmax_cross_entropy(labels, logits)
+        assert device in loss.device
+        values = (loss, tape.gradient(loss, logits, dloss))
+    return [tf.cast(value, tf.float64).numpy() for value in values]
+
+
 def check(run, dtype, *arguments):
     """Compares what `run` gives on both devices, and on the GPU twice."""
     on_gpu, on_cpu, again = (
@@ -116,6 +131,37 @@ def test_layer_norm_agrees_with_the_cpu(dtype, shape, subtract_mean):
 @pytest.mark.parametrize("dtype", DTYPES_OF_GPUS)
 def test_softmax_agrees_with_the_cpu(dtype, shape, mask_shape):
     check(softmax, dtype, shape, mask_shape)
+
+
+@pytest.mark.parametrize("labels_dtype", ["int32", "int64"])
+@pytest.mark.parametrize("shape", [(2, 9, 30), (50, 8192), (20, 50257)])
+@pytest.mark.parametrize("dtype", DTYPES_OF_GPUS)
+def test_cross_entropy_agrees_with_the_cpu(dtype, shape, labels_dtype):
+    check(cross_entropy, dtype, shape, labels_dtype)
+
+
+@pytest.mark.parametrize("label", [-1, 5, 2**40])
+def test_labels_that_are_no_classes_make_nan_as_in_stock(label):
+    """Of their rows alone; also behind the rule."""
+
+    def step(code):
+        def run(labels, logits):
+            with tf.device("GPU:0"), tf.GradientTape() as tape:
+                tape.watch(logits)
+                loss = code(labels, logits)
+                return loss, tape.gradient(loss, logits)
+
+        return run
+
+    stock = step(tf.nn.sparse_softmax_cross_entropy_with_logits)
+    fused = tfo.function(stock)
+    arguments = (tf.constant([1, label, 2], tf.int64), tf.random.normal([3, 5]))
+    expected = stock(*arguments)
+    for found in (step(tfo.sparse_softmax_cross_entropy)(*arguments), fused(*arguments)):
+        for value, other in zip(found, expected, strict=True):
+            assert np.isnan(value[1]).all() and np.isfinite(value[0]).all()
+            np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-6)
+    assert fused.remap_reports[0].counts() == {"sparse_cross_entropy": 1}
 
 
 def test_benchmark(capsys):

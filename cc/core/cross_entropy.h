@@ -15,12 +15,12 @@ struct Labels {
   const void* data;
   bool wide;
 
-  std::int64_t operator[](std::int64_t row) const {
+  TFO_HOST_DEVICE std::int64_t operator[](std::int64_t row) const {
     return wide ? static_cast<const std::int64_t*>(data)[row]
                 : static_cast<const std::int32_t*>(data)[row];
   }
 
-  static bool IsClass(std::int64_t label, std::int64_t depth) {
+  TFO_HOST_DEVICE static bool IsClass(std::int64_t label, std::int64_t depth) {
     return label >= 0 && label < depth;
   }
   // Zero for what is no class: memory of others may change once it was checked.

@@ -31,14 +31,19 @@ ElementType TypeOf(const char* name, std::uint8_t code, int bits) {
   if (code == kDLFloat && bits == 32) return ElementType::kFloat32;
   if (code == kDLFloat && bits == 64) return ElementType::kFloat64;
   if (code == kDLUInt && bits == 8) return ElementType::kUInt8;
-  Refuse(name, "must be float16, bfloat16, float32, float64 or uint8");
+  if (code == kDLInt && bits == 32) return ElementType::kInt32;
+  if (code == kDLInt && bits == 64) return ElementType::kInt64;
+  Refuse(name,
+         "must be float16, bfloat16, float32, float64, uint8, int32 or int64");
 }
 
 int Bytes(ElementType type) {
   switch (type) {
     case ElementType::kFloat64:
+    case ElementType::kInt64:
       return 8;
     case ElementType::kFloat32:
+    case ElementType::kInt32:
       return 4;
     case ElementType::kUInt8:
       return 1;
@@ -69,6 +74,7 @@ Array FromCudaArrayInterface(const char* name, const py::dict& interface,
   array.type = TypeOf(name,
                       letter == 'f'   ? kDLFloat
                       : letter == 'u' ? kDLUInt
+                      : letter == 'i' ? kDLInt
                       : letter == 'V' ? kDLBfloat
                                       : std::uint8_t{255},
                       bits);

@@ -21,7 +21,15 @@ namespace py = pybind11;
 
 using Shape = std::vector<std::int64_t>;
 
-enum class ElementType { kFloat16, kBFloat16, kFloat32, kFloat64, kUInt8 };
+enum class ElementType {
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+  kUInt8,
+  kInt32,
+  kInt64
+};
 
 struct Array {
   void* data = nullptr;
@@ -81,6 +89,7 @@ void BindConv(py::module_& module);
 void BindBatchNorm(py::module_& module);
 void BindLayerNorm(py::module_& module);
 void BindSoftmax(py::module_& module);
+void BindCrossEntropy(py::module_& module);
 
 }  // namespace tfo::cuda::python
 

@@ -11,4 +11,5 @@ PYBIND11_MODULE(_cuda, module) {
   tfo::cuda::python::BindBatchNorm(module);
   tfo::cuda::python::BindLayerNorm(module);
   tfo::cuda::python::BindSoftmax(module);
+  tfo::cuda::python::BindCrossEntropy(module);
 }

@@ -8,7 +8,7 @@
 namespace tfo::cuda::python {
 
 constexpr std::int32_t kDLCuda = 2;
-constexpr std::uint8_t kDLFloat = 2, kDLUInt = 1, kDLBfloat = 4;
+constexpr std::uint8_t kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4;
 
 struct DLTensor {
   void* data;

@@ -11,10 +11,11 @@ def sparse_softmax_cross_entropy(labels, logits, name=None):
 
     As `tf.nn.sparse_softmax_cross_entropy_with_logits`, which computes the gradient along with the
     loss and keeps it. This op keeps two numbers for each label; its gradient computes the softmax
-    again from the logits. On CPUs.
+    again from the logits. On GPUs for all dtypes but float64.
 
     Args:
-        labels: Tensor [...], numbers of classes; int32 or int64.
+        labels: Tensor [...], numbers of classes; int32 or int64. On a GPU the loss and the gradient
+            are NaN where one is no class, as in TensorFlow's op.
         logits: Tensor [..., classes]; float16, bfloat16, float32 or float64.
         name: A name for the operation.
 
@@ -23,7 +24,7 @@ def sparse_softmax_cross_entropy(labels, logits, name=None):
 
     Raises:
         ValueError: An argument does not fit, as far as that is known before running.
-        tf.errors.InvalidArgumentError: An argument does not fit, or a label is no class.
+        tf.errors.InvalidArgumentError: An argument does not fit, or, on a CPU, a label is no class.
     """
     logits = _arguments.tensor("logits", logits)
     if logits.shape.rank == 0:
