@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 _TYPESTR = {
     **{"float32": "<f4", "float16": "<f2", "bfloat16": "<V2", "float64": "<f8"},
-    **{"uint8": "|u1", "int32": "<i4", "int64": "<i8"},
+    **{"uint8": "|u1", "uint64": "<u8", "int32": "<i4", "int64": "<i8"},
 }
 
 

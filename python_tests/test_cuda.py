@@ -29,8 +29,8 @@ found = {}
 for op in ops:
     for kernel in kernels.get_registered_kernels_for_op("TfFusedOps>" + op).kernel:
         if kernel.device_type == "GPU":
-            types = [list(c.allowed_values.list.type) for c in kernel.constraint if c.name == "T"]
-            found.setdefault(op, []).append(tf.dtypes.as_dtype(types[0][0]).name)
+            types = [c.allowed_values.list.type[0] for c in kernel.constraint if c.name == "T"]
+            found.setdefault(op, []).extend(tf.dtypes.as_dtype(t).name for t in types)
 print(json.dumps(found))
 """
 OPS = [
@@ -38,27 +38,34 @@ OPS = [
     *("BatchNormAct", "BatchNormActGrad", "BatchNormMoments", "BatchNormApply"),
     *("BatchNormGradSums", "BatchNormGradApply"),
     *("Conv2DBiasAct", "Conv2DBiasActGrad", "MatMulBiasAct", "MatMulBiasActGrad"),
-    *("LayerNorm", "LayerNormGrad", "Softmax", "SoftmaxGrad"),
+    *("LayerNorm", "LayerNormGrad", "Softmax", "SoftmaxGrad", "Dropout", "RandomWords"),
     *("SparseSoftmaxCrossEntropy", "SparseSoftmaxCrossEntropyGrad"),
 ]
+# Without an attribute for the type of elements.
+UNTYPED = ["RandomWords"]
 
 REMAPPED = """
 import json, sys
 import tensorflow as tf
 from tf_fused_ops import function
 tf.load_op_library(f"{sys.argv[1]}/_cuda_ops.so")
-found = {}
-for dtype in ("float32", "float16", "bfloat16", "float64"):
+def cross_entropy(x):
+    labels = tf.zeros(x.shape[:1], tf.int32)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x)
+def dropout(x):
+    return tf.nn.dropout(x, 0.25)
+for code in (cross_entropy, dropout):
     @function
-    def step(labels, logits):
+    def step(x):
         with tf.device("GPU:0"), tf.GradientTape() as tape:
-            tape.watch(logits)
-            loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-            return loss, tape.gradient(loss, logits)
-    step.get_concrete_function(tf.TensorSpec([6], tf.int32), tf.TensorSpec([6, 5], dtype))
-    (report,) = step.remap_reports
-    found[dtype] = [[f.rule, f.gradients] for f in report.fused], [r.reason for r in report.refused]
-print(json.dumps(found))
+            tape.watch(x)
+            y = code(x)
+            return y, tape.gradient(y, x)
+    for dtype in ("float32", "float16", "bfloat16", "float64"):
+        step.get_concrete_function(tf.TensorSpec([6, 5], dtype))
+        report = step.remap_reports[-1]
+        fused = [[f.rule, f.gradients] for f in report.fused]
+        print(json.dumps([dtype, fused, [r.reason for r in report.refused]]))
 """
 
 
@@ -78,16 +85,21 @@ def test_loads_beside_the_ops_and_registers_kernels(run_python):
     found = json.loads(run_python(REGISTERED, str(PACKAGE), json.dumps(OPS)))
     assert sorted(found) == sorted(OPS)
     for op, types in found.items():
-        assert sorted(types) == ["bfloat16", "float16", "float32"], op
+        expected = [] if op in UNTYPED else ["bfloat16", "float16", "float32"]
+        assert sorted(types) == expected, op
 
 
 @built
 def test_rules_go_by_the_kernels_of_the_device(run_python):
-    found = json.loads(run_python(REMAPPED, str(PACKAGE)))
-    reason = "TfFusedOps>SparseSoftmaxCrossEntropy has no float64 kernel on GPU"
-    assert found.pop("float64") == [[], [reason]]
-    for dtype, (fused, _) in found.items():
-        assert fused == [["sparse_cross_entropy", 1]], dtype
+    found = [json.loads(line) for line in run_python(REMAPPED, str(PACKAGE)).splitlines()]
+    rules = {"sparse_cross_entropy": "SparseSoftmaxCrossEntropy", "dropout": "Dropout"}
+    assert found == [
+        [dtype, [], [f"TfFusedOps>{op} has no float64 kernel on GPU"]]
+        if dtype == "float64"
+        else [dtype, [[rule, 1]], []]
+        for rule, op in rules.items()
+        for dtype in ("float32", "float16", "bfloat16", "float64")
+    ]
 
 
 @built

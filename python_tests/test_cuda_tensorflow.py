@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import DTYPES
+from remapping import DROPOUT, op_counts
 from tolerances import assert_close
 
 import tf_fused_ops as tfo
@@ -93,6 +94,14 @@ def cross_entropy(device, dtype, shape, labels_dtype):
     return [tf.cast(value, tf.float64).numpy() for value in values]
 
 
+def with_gradient(drop, x, dy):
+    """What `drop` makes of x and its gradient, as bytes."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = drop(x)
+    return [value.numpy().tobytes() for value in (y, tape.gradient(y, x, dy))]
+
+
 def check(run, dtype, *arguments):
     """Compares what `run` gives on both devices, and on the GPU twice."""
     on_gpu, on_cpu, again = (
@@ -123,6 +132,58 @@ def test_batch_norm_agrees_with_the_cpu(dtype, shape, data_format, activation, s
 @pytest.mark.parametrize("dtype", DTYPES_OF_GPUS)
 def test_layer_norm_agrees_with_the_cpu(dtype, shape, subtract_mean):
     check(layer_norm, dtype, shape, subtract_mean)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 5), (7, 5, 3), (513, 33), (4, 16384)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES_OF_GPUS)
+def test_dropout_has_the_bits_of_the_cpu_and_of_stock(dtype, shape):
+    random, seed, results = np.random.default_rng(0), (3, 2**31 - 5), []
+    values = [random.normal(size=shape) for _ in range(2)]
+    for drop in (tfo.dropout, tf.nn.experimental.stateless_dropout):
+        for device in ("GPU:0", "CPU:0"):
+            with tf.device(device):
+                x, dy = (tf.constant(value, dtype) for value in values)
+                y = drop(x, 0.25, seed)
+                assert device in y.device
+                results.append(with_gradient(lambda x, drop=drop: drop(x, 0.25, seed), x, dy))
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("shape_type", [tf.int32, tf.int64])
+@pytest.mark.parametrize("seeds", [(3, 0), (5, 2**40)])
+def test_random_words_are_where_stock_begins(seeds, shape_type):
+    shape, seed = tf.constant([37, 5], shape_type), dict(zip(("seed", "seed2"), seeds, strict=True))
+    with tf.device("GPU:0"):
+        for _ in range(2):
+            expected = tf.raw_ops.RandomUniform(shape=shape, dtype=tf.float32, **seed)
+            key, counter = _library.ops.tf_fused_ops_random_words(shape=shape, **seed)
+            found = tf.raw_ops.StatelessRandomUniformV2(
+                shape=shape, key=key, counter=counter, alg=1
+            )
+            assert "GPU:0" in key.device
+            np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES_OF_GPUS)
+@pytest.mark.parametrize("seed", [7, (1, 2)])
+def test_dropout_is_fused_to_the_same_bits(seed, dtype):
+    def code(x):
+        with tf.device("GPU:0"), tf.GradientTape() as tape:
+            tape.watch(x)
+            if isinstance(seed, int):
+                y = tf.nn.dropout(x, 0.25, seed=seed)
+            else:
+                y = tf.nn.experimental.stateless_dropout(x, 0.25, seed)
+            return y, tape.gradient(y, x)
+
+    x = tf.cast(tf.random.normal([513, 33]), dtype)
+    runs = []
+    for decorator in (tfo.function, tf.function):
+        compiled = decorator(code)
+        runs.append([value.numpy().tobytes() for _ in range(2) for value in compiled(x)])
+        fused = op_counts(compiled.get_concrete_function(x))[DROPOUT]
+        assert fused == (2 if decorator is tfo.function else 0)
+    assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,6 @@
 namespace tfo::TFO_ISA {
 namespace {
 
-// TensorFlow's uniform numbers are so many random bits, the lowest of a word,
-// as a fraction.
-template <class T>
-constexpr int kUniformBits = 23;
-template <>
-constexpr int kUniformBits<Half> = 10;
-template <>
-constexpr int kUniformBits<BFloat16> = 7;
-template <>
-constexpr int kUniformBits<double> = 52;
-
 // Random words that the number of an element takes.
 template <class T>
 constexpr int64_t kWordsPerElement = sizeof(Accumulator<T>) / 4;
@@ -36,7 +25,8 @@ class DropoutElements {
 
   explicit DropoutElements(const Dropout& dropout)
       : random_(dropout.random),
-        threshold_(IntVec<A>{} + Threshold(dropout.rate)),
+        threshold_(IntVec<A>{} +
+                   static_cast<Integer>(DropoutThreshold<T>(dropout.rate))),
         scale_(Splat(static_cast<A>(dropout.scale))) {}
 
   // What Apply needs for `count` elements from `first` on, at most kMost.
@@ -62,15 +52,6 @@ class DropoutElements {
   }
 
  private:
-  // The least bits whose number is not below the rate.
-  static Integer Threshold(double rate) {
-    constexpr Integer kNone = Integer{1} << kUniformBits<T>;
-    if (!(rate < 1)) return kNone;
-    const double least = rate < 0 ? 0 : rate * static_cast<double>(kNone);
-    const Integer whole = static_cast<Integer>(least);
-    return whole + (static_cast<double>(whole) < least);
-  }
-
   const Philox random_;
   const IntVec<A> threshold_;
   const Vec<A> scale_;

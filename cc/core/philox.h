@@ -1,6 +1,4 @@
-// Random words by Philox4x32-10 (Salmon et al., "Parallel random numbers: as
-// easy as 1, 2, 3", SC 2011), the generator of TensorFlow's random ops: block i
-// of four words is a function of key and counter + i.
+// Random words by Philox4x32-10, the generator of TensorFlow's random ops.
 #ifndef TFO_CC_CORE_PHILOX_H_
 #define TFO_CC_CORE_PHILOX_H_
 
@@ -14,10 +12,6 @@ namespace tfo::TFO_ISA {
 namespace {
 
 typedef std::uint64_t Uint64Vec __attribute__((vector_size(TFO_VECTOR_BYTES)));
-
-constexpr int kPhiloxRounds = 10;
-constexpr std::uint32_t kPhiloxFactors[] = {0xD2511F53, 0xCD9E8D57};
-constexpr std::uint32_t kPhiloxWeyl[] = {0x9E3779B9, 0xBB67AE85};
 
 // One lane each, of as many vectors as hide how long a product takes (measured:
 // 0.7 of one vector's time, two 0.85, six 0.95).
@@ -60,8 +54,8 @@ TFO_INLINE void StorePhilox(const Philox& random, std::uint64_t first,
     c[v][2] = high;
     c[v][3] = high >> 32;
   }
-  std::uint32_t key[] = {static_cast<std::uint32_t>(random.key),
-                         static_cast<std::uint32_t>(random.key >> 32)};
+  std::uint32_t key[] = {static_cast<std::uint32_t>(*random.key),
+                         static_cast<std::uint32_t>(*random.key >> 32)};
 #pragma GCC unroll 10
   for (int round = 0; round < kPhiloxRounds; ++round) {
 #pragma GCC unroll 4

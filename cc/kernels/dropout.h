@@ -15,17 +15,16 @@ double RoundedAttr(float value) {
   return static_cast<double>(static_cast<T>(AsWritten(value)));
 }
 
-// The words of input `input`, which is `tensor`.
+// Where the words of input `input`, which is `tensor`, are.
 inline absl::Status ReadRandomInput(const RandomInput& input,
                                     const tensorflow::Tensor& tensor,
-                                    std::uint64_t* words) {
+                                    const std::uint64_t** words) {
   if (tensor.dims() != 1) {
     return Invalid(input.name, " must have rank 1, got shape ",
                    tensor.shape().DebugString());
   }
   TF_RETURN_IF_ERROR(CheckRandomInput(input, tensor.NumElements()));
-  const auto values = tensor.flat<tensorflow::uint64>();
-  for (int i = 0; i < input.words; ++i) words[i] = values(i);
+  *words = static_cast<const std::uint64_t*>(tensor.data());
   return absl::OkStatus();
 }
 
@@ -33,7 +32,7 @@ inline absl::Status ReadRandom(const tensorflow::Tensor& key,
                                const tensorflow::Tensor& counter,
                                tfo::Philox* random) {
   TF_RETURN_IF_ERROR(ReadRandomInput(kRandomInputs[0], key, &random->key));
-  return ReadRandomInput(kRandomInputs[1], counter, random->counter);
+  return ReadRandomInput(kRandomInputs[1], counter, &random->counter);
 }
 
 }  // namespace tf_fused_ops

@@ -1,44 +1,23 @@
-// The kernel of Dropout on the CPU.
+// Dropout on the CPU: the core on the op's own threads.
+#include "cc/kernels/dropout_ops.h"
+
 #include "cc/core/dispatch.h"
-#include "cc/kernels/dropout.h"
 
 namespace tf_fused_ops {
 namespace {
 
-template <class T>
-class DropoutOp : public tensorflow::OpKernel {
- public:
-  explicit DropoutOp(tensorflow::OpKernelConstruction* ctx) : OpKernel(ctx) {
-    float rate, scale;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("rate", &rate));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("scale", &scale));
-    dropout_ = {RoundedAttr<T>(rate), RoundedAttr<T>(scale), {}};
-  }
-
-  void Compute(tensorflow::OpKernelContext* ctx) override {
-    const tensorflow::Tensor& x = ctx->input(0);
-    tfo::DropoutArgs args{kDType<T>, x.NumElements(), dropout_, x.data(),
-                          nullptr};
-    OP_REQUIRES_OK(
-        ctx, ReadRandom(ctx->input(1), ctx->input(2), &args.dropout.random));
-    OP_REQUIRES_OK(ctx, Output(ctx, {0}, 0, x.shape(), &args.y));
+struct CpuEngine {
+  static absl::Status Run(tensorflow::OpKernelContext* ctx,
+                          const tfo::DropoutArgs& args) {
     tfo::ActiveKernels().drop_out(args, ParallelOf(ctx));
+    return absl::OkStatus();
   }
-
- private:
-  tfo::Dropout dropout_;
 };
 
-#define TFO_REGISTER_DROPOUT(T)                               \
-  REGISTER_KERNEL_BUILDER(Name("TfFusedOps>Dropout")          \
-                              .Device(tensorflow::DEVICE_CPU) \
-                              .TypeConstraint<T>("T"),        \
-                          DropoutOp<T>)
-
-TFO_REGISTER_DROPOUT(Eigen::half);
-TFO_REGISTER_DROPOUT(tensorflow::bfloat16);
-TFO_REGISTER_DROPOUT(float);
-TFO_REGISTER_DROPOUT(double);
+TFO_REGISTER_DROPOUT(DEVICE_CPU, CpuEngine, Eigen::half);
+TFO_REGISTER_DROPOUT(DEVICE_CPU, CpuEngine, tensorflow::bfloat16);
+TFO_REGISTER_DROPOUT(DEVICE_CPU, CpuEngine, float);
+TFO_REGISTER_DROPOUT(DEVICE_CPU, CpuEngine, double);
 
 }  // namespace
 }  // namespace tf_fused_ops

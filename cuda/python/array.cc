@@ -31,16 +31,19 @@ ElementType TypeOf(const char* name, std::uint8_t code, int bits) {
   if (code == kDLFloat && bits == 32) return ElementType::kFloat32;
   if (code == kDLFloat && bits == 64) return ElementType::kFloat64;
   if (code == kDLUInt && bits == 8) return ElementType::kUInt8;
+  if (code == kDLUInt && bits == 64) return ElementType::kUInt64;
   if (code == kDLInt && bits == 32) return ElementType::kInt32;
   if (code == kDLInt && bits == 64) return ElementType::kInt64;
   Refuse(name,
-         "must be float16, bfloat16, float32, float64, uint8, int32 or int64");
+         "must be float16, bfloat16, float32, float64, uint8, uint64, int32 or "
+         "int64");
 }
 
 int Bytes(ElementType type) {
   switch (type) {
     case ElementType::kFloat64:
     case ElementType::kInt64:
+    case ElementType::kUInt64:
       return 8;
     case ElementType::kFloat32:
     case ElementType::kInt32:

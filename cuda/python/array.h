@@ -27,6 +27,7 @@ enum class ElementType {
   kFloat32,
   kFloat64,
   kUInt8,
+  kUInt64,
   kInt32,
   kInt64
 };
@@ -90,6 +91,7 @@ void BindBatchNorm(py::module_& module);
 void BindLayerNorm(py::module_& module);
 void BindSoftmax(py::module_& module);
 void BindCrossEntropy(py::module_& module);
+void BindDropout(py::module_& module);
 
 }  // namespace tfo::cuda::python
 

@@ -12,4 +12,5 @@ PYBIND11_MODULE(_cuda, module) {
   tfo::cuda::python::BindLayerNorm(module);
   tfo::cuda::python::BindSoftmax(module);
   tfo::cuda::python::BindCrossEntropy(module);
+  tfo::cuda::python::BindDropout(module);
 }

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_cuda_emulation, module) {
   tfo::cuda::python::BindLayerNorm(module);
   tfo::cuda::python::BindSoftmax(module);
   tfo::cuda::python::BindCrossEntropy(module);
+  tfo::cuda::python::BindDropout(module);
   module.def(
       "set_device",
       [](int multiprocessors, int blocks, int shared_bytes, bool cooperative,

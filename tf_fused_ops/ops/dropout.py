@@ -10,8 +10,8 @@ def dropout(x, rate, seed, name=None):
     """Sets elements of x to zero at random, and scales the others by 1 / (1 - rate), in one op.
 
     The elements are those that `tf.nn.experimental.stateless_dropout` sets to zero for the same
-    seed on a CPU. Neither random numbers nor a mask are in memory: the gradient, of every order,
-    draws the same numbers again. On CPUs.
+    seed. Neither random numbers nor a mask are in memory: the gradient, of every order, draws the
+    same numbers again. On GPUs for all dtypes but float64.
 
     Args:
         x: Tensor of any shape; float16, bfloat16, float32 or float64.

@@ -21,7 +21,7 @@ PARAMETERS = dict.fromkeys(("rate", "kept_scale"), (0, None))
 STATELESS, STATEFUL = "StatelessRandomUniformV2", "RandomUniform"
 # Attributes of the latter.
 SEEDS = {STATEFUL: {"seed": 0, "seed2": 0}}
-# What a processor takes for Philox: its number, and that of the choice by device.
+# What CPUs and GPUs take for Philox: its number, and that of the choice by device.
 _PHILOX = (1, 3)
 
 
