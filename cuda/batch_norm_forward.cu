@@ -50,26 +50,27 @@ __global__ void __launch_bounds__(kBlockThreads)
 template <class T, bool kAny>
 __global__ void __launch_bounds__(kBlockThreads, 2)
     ApplyKernel(Columns columns, VectorArray array, ApplyTerms<T, kAny> terms) {
-  constexpr int kRows = kAny ? kUnroll : kElementwiseUnroll;
   const ColumnThread thread(columns);
   if (thread.lane >= columns.width) return;
   const Normalizer<kVector<T>> normalizer(terms.parameters,
                                           ColumnLanes{columns, thread.lane});
-  for (std::int64_t row = thread.row; row < columns.rows;
-       row += kRows * thread.step) {
-    Vector<T> x[kRows], side[kRows];
-    std::int64_t at[kRows];
-    const int n = ForUnrolled<kRows>(
-        row, thread.step, columns.rows, [&](int u, std::int64_t r) {
-          at[u] = (columns.rows - 1 - r) * columns.width + thread.lane;
-          x[u] = array.Load(terms.x, at[u]);
-          if (terms.side != nullptr) side[u] = array.Load(terms.side, at[u]);
-        });
+  ForRowGroups<kAny ? kUnroll : 2 * kUnroll>(
+      thread, array, columns.rows - columns.full_rows, columns.rows,
+      columns.rows, [&](auto count, const VectorArray& part, std::int64_t row) {
+        constexpr int kRows = decltype(count)::value;
+        Vector<T> x[kRows], side[kRows];
+        std::int64_t at[kRows];
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      if (u < n) terms(array, at[u], normalizer, x[u], side[u]);
-    }
-  }
+        for (int u = 0; u < kRows; ++u) {
+          const std::int64_t r = columns.rows - 1 - (row + u * thread.step);
+          at[u] = r * columns.width + thread.lane;
+          x[u] = part.Load(terms.x, at[u]);
+          if (terms.side != nullptr) side[u] = part.Load(terms.side, at[u]);
+        }
+#pragma unroll
+        for (int u = 0; u < kRows; ++u)
+          terms(part, at[u], normalizer, x[u], side[u]);
+      });
 }
 
 template <class Finish>

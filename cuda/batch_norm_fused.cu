@@ -52,28 +52,38 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   if (thread.lane >= columns.width) return;
   const Normalizer<kVector<T>> normalizer(terms.parameters,
                                           ColumnLanes{columns, thread.lane});
+  const int threads = blockDim.x * blockDim.y;
   kept += threadIdx.y * blockDim.x + threadIdx.x;
-  for (std::int64_t row = thread.row; row < columns.rows;
-       row += thread.step, kept += blockDim.x * blockDim.y) {
-    const std::int64_t at = row * columns.width + thread.lane;
-    Vector<T> side;
-    if (terms.side != nullptr) side = array.Load(terms.side, at);
-    terms(array, at, normalizer, kept->x, side);
-  }
+  ForRowGroups<2 * kUnroll>(
+      thread, array, 0, columns.full_rows, columns.rows,
+      [&](auto count, const VectorArray& part, std::int64_t row) {
+        constexpr int kRows = decltype(count)::value;
+        Vector<T> side[kRows];
+        const auto at = [&](int u) {
+          return (row + u * thread.step) * columns.width + thread.lane;
+        };
+#pragma unroll
+        for (int u = 0; u < kRows; ++u) {
+          if (terms.side != nullptr) side[u] = part.Load(terms.side, at(u));
+        }
+#pragma unroll
+        for (int u = 0; u < kRows; ++u, kept += threads)
+          terms(part, at(u), normalizer, kept->x, side[u]);
+      });
 }
 
-template <class T>
+template <class Source>
 __global__ void __launch_bounds__(kBlockThreads, 2)
-    FusedGradientKernel(Columns columns, VectorArray array,
-                        GradientSource<T> source, GradientFinish finish,
-                        GradientApplyTerms<T> terms, Sums<2>* partials,
-                        std::size_t kept_offset) {
-  auto* kept = reinterpret_cast<typename GradientSource<T>::Kept*>(
+    FusedGradientKernel(Columns columns, VectorArray array, Source source,
+                        GradientFinish finish,
+                        GradientApplyTerms<typename Source::Element> terms,
+                        Sums<2>* partials, std::size_t kept_offset) {
+  auto* kept = reinterpret_cast<typename Source::Kept*>(
       static_cast<char*>(SharedMemory()) + kept_offset);
   ReduceTogether(columns, array, source, finish, partials, kept);
   const ColumnThread thread(columns);
   if (thread.lane >= columns.width) return;
-  const typename GradientApplyTerms<T>::Lanes lanes(
+  const typename GradientApplyTerms<typename Source::Element>::Lanes lanes(
       terms, source.parameters, ColumnLanes{columns, thread.lane});
   kept += threadIdx.y * blockDim.x + threadIdx.x;
   for (std::int64_t row = thread.row; row < columns.rows;
@@ -162,22 +172,25 @@ Status FusedGradient(const BatchNormGradientArgs& args,
                      Stream stream, bool* done) {
   return WithElement(args.shape.dtype, [&](auto element) -> Status {
     using T = typename decltype(element)::type;
-    FusedPlan<GradientSource<T>> plan;
-    TFO_CUDA_RETURN_IF_ERROR(
-        plan.Make("BatchNormGradient", args.shape, FusedGradientKernel<T>));
-    *done = plan.fits;
-    if (!plan.fits) return {};
-    auto* partials =
-        scratch.Allocate<Sums<2>>(plan.columns.splits * plan.columns.width);
-    if (partials == nullptr) return OutOfScratch("BatchNormGradient");
-    return Launch("BatchNormGradient",
-                  {plan.columns.Grid(), plan.columns.Block(), plan.shared_bytes,
-                   /*cooperative=*/true},
-                  stream, FusedGradientKernel<T>, plan.columns,
-                  ArrayOf(args.shape, GradientAligned(args)),
-                  GradientSourceOf<T>(args), finish,
-                  GradientApplyTermsOf<T>(args, finish.means), partials,
-                  plan.kept_offset);
+    return WithGradientSource<T>(args, [&](const auto& source) -> Status {
+      using Source = std::decay_t<decltype(source)>;
+      FusedPlan<Source> plan;
+      TFO_CUDA_RETURN_IF_ERROR(plan.Make("BatchNormGradient", args.shape,
+                                         FusedGradientKernel<Source>));
+      *done = plan.fits;
+      if (!plan.fits) return {};
+      auto* partials =
+          scratch.Allocate<Sums<2>>(plan.columns.splits * plan.columns.width);
+      if (partials == nullptr) return OutOfScratch("BatchNormGradient");
+      return Launch(
+          "BatchNormGradient",
+          {plan.columns.Grid(), plan.columns.Block(), plan.shared_bytes,
+           /*cooperative=*/true},
+          stream, FusedGradientKernel<Source>, plan.columns,
+          ArrayOf(args.shape, GradientAligned(args)), source, finish,
+          GradientApplyTermsOf<T>(args, finish.means), partials,
+          plan.kept_offset);
+    });
   });
 }
 

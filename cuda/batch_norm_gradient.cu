@@ -9,28 +9,30 @@ constexpr int kBlocksPerMultiprocessor = 16;
 
 // Backwards, as the last rows that the sums have read are those that the cache
 // still holds.
-template <class T>
-__global__ void __launch_bounds__(kBlockThreads, 2)
-    GradientApplyKernel(Columns columns, VectorArray array,
-                        GradientSource<T> source, GradientApplyTerms<T> terms) {
+template <class Source>
+__global__ void __launch_bounds__(kBlockThreads, 3)
+    GradientApplyKernel(Columns columns, VectorArray array, Source source,
+                        GradientApplyTerms<typename Source::Element> terms) {
   const ColumnThread thread(columns);
   if (thread.lane >= columns.width) return;
-  const typename GradientApplyTerms<T>::Lanes lanes(
+  const typename GradientApplyTerms<typename Source::Element>::Lanes lanes(
       terms, source.parameters, ColumnLanes{columns, thread.lane});
-  for (std::int64_t row = thread.row; row < columns.rows;
-       row += kUnroll * thread.step) {
-    typename GradientSource<T>::Row rows[kUnroll];
-    std::int64_t at[kUnroll];
-    const int n = ForUnrolled<kUnroll>(
-        row, thread.step, columns.rows, [&](int u, std::int64_t r) {
-          at[u] = (columns.rows - 1 - r) * columns.width + thread.lane;
-          rows[u] = source.Load(array, at[u]);
-        });
+  ForRowGroups<kUnroll>(
+      thread, array, columns.rows - columns.full_rows, columns.rows,
+      columns.rows, [&](auto count, const VectorArray& part, std::int64_t row) {
+        constexpr int kRows = decltype(count)::value;
+        typename Source::Row rows[kRows];
+        std::int64_t at[kRows];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (u < n) terms(source, array, at[u], lanes, rows[u]);
-    }
-  }
+        for (int u = 0; u < kRows; ++u) {
+          const std::int64_t r = columns.rows - 1 - (row + u * thread.step);
+          at[u] = r * columns.width + thread.lane;
+          rows[u] = source.Load(part, at[u], r);
+        }
+#pragma unroll
+        for (int u = 0; u < kRows; ++u)
+          terms(source, part, at[u], lanes, rows[u]);
+      });
 }
 
 // From the sums of all replicas.
@@ -59,9 +61,11 @@ Status Reduce(const char* name, const BatchNormGradientArgs& args,
   const BatchNormShape& shape = args.shape;
   return WithElement(shape.dtype, [&](auto element) {
     using T = typename decltype(element)::type;
-    return ReduceChannels(name, shape.outer, shape.channels, shape.inner,
-                          ArrayOf(shape, GradientAligned(args)),
-                          GradientSourceOf<T>(args), finish, scratch, stream);
+    return WithGradientSource<T>(args, [&](const auto& source) {
+      return ReduceChannels(name, shape.outer, shape.channels, shape.inner,
+                            ArrayOf(shape, GradientAligned(args)), source,
+                            finish, scratch, stream);
+    });
   });
 }
 
@@ -76,10 +80,12 @@ Status Apply(const char* name, const BatchNormGradientArgs& args,
     const Columns columns =
         PlanColumns(shape.outer, shape.channels, shape.inner, kVector<T>,
                     device.multiprocessors * kBlocksPerMultiprocessor);
-    return Launch(
-        name, {columns.Grid(), columns.Block()}, stream, GradientApplyKernel<T>,
-        columns, ArrayOf(shape, GradientAligned(args)),
-        GradientSourceOf<T>(args), GradientApplyTermsOf<T>(args, means));
+    return WithGradientSource<T>(args, [&](const auto& source) {
+      return Launch(name, {columns.Grid(), columns.Block()}, stream,
+                    GradientApplyKernel<std::decay_t<decltype(source)>>,
+                    columns, ArrayOf(shape, GradientAligned(args)), source,
+                    GradientApplyTermsOf<T>(args, means));
+    });
   });
 }
 

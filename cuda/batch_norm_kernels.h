@@ -24,6 +24,7 @@ template <class T>
 struct MomentsSource {
   using Element = T;
   using Accumulator = Moments<>;
+  static constexpr int kBlocks = 3;
   static constexpr int kLanes = kVector<T>;
 
   const T* x;
@@ -33,7 +34,8 @@ struct MomentsSource {
   };
   using Kept = Row;
 
-  __device__ Row Load(const VectorArray& array, std::int64_t at) const {
+  __device__ Row Load(const VectorArray& array, std::int64_t at,
+                      std::int64_t /*row*/) const {
     return {array.Load(x, at)};
   }
   __device__ static Kept Keep(const Row& row) { return row; }
@@ -45,29 +47,26 @@ struct MomentsSource {
     template <class Lanes>
     __device__ Thread(const MomentsSource&, const Lanes&) {}
 
+    template <int N>
     __device__ void Add(const MomentsSource&, const VectorArray&,
-                        const std::int64_t (&)[kUnroll],
-                        const Row (&rows)[kUnroll], int n) {
-      const float added = static_cast<float>(n), share = 1 / added;
-      const float weight = added / (count_ + added), cross = count_ * weight;
+                        const std::int64_t (&)[N], const Row (&rows)[N]) {
+      const float weight = N / (count_ + N), cross = count_ * weight;
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
         float sum = 0;
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          if (u < n) sum += rows[u].x[i];
-        }
-        const float mean = sum * share, delta = mean - mean_[i];
+        for (int u = 0; u < N; ++u) sum += rows[u].x[i];
+        const float mean = sum * (1.0f / N), delta = mean - mean_[i];
         float squares = delta * delta * cross;
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
+        for (int u = 0; u < N; ++u) {
           const float deviation = rows[u].x[i] - mean;
-          if (u < n) squares += deviation * deviation;
+          squares += deviation * deviation;
         }
         mean_[i] += delta * weight;
         squares_[i] += squares;
       }
-      count_ += added;
+      count_ += N;
     }
 
     __device__ void AddTail(const MomentsSource&, const VectorArray&,
@@ -173,7 +172,7 @@ struct ApplyTerms {
     normalizer(x_row, side != nullptr, side_row, z);
     if (mask != nullptr) StoreMask<T>(array, z, mask, at);
     if constexpr (kAny) {
-      ActivationValues(activation, alpha, z);
+      ActivationValues<T>(activation, alpha, z);
     } else {
       ReluOrNone(activation, z);
     }
@@ -192,11 +191,13 @@ ApplyTerms<T, kAny> ApplyTermsOf(const BatchNormApplyArgs& args) {
           static_cast<float>(args.alpha)};
 }
 
-// dz = dy * act'(z), its sum and that of dz * (x - mean).
-template <class T>
+// dz = dy * act'(z), its sum and that of dz * (x - mean). kDirect: dz is dy, or
+// zero where the mask says so.
+template <class T, bool kDirect>
 struct GradientSource {
   using Element = T;
   using Accumulator = Sums<2>;
+  static constexpr int kBlocks = 3;
   static constexpr int kLanes = kVector<T>;
 
   BatchNormParameters parameters;
@@ -213,7 +214,8 @@ struct GradientSource {
     unsigned bits;
   };
 
-  __device__ Row Load(const VectorArray& array, std::int64_t at) const {
+  __device__ Row Load(const VectorArray& array, std::int64_t at,
+                      std::int64_t /*row*/) const {
     return Restore(array, at, {array.Load(dy, at), array.Load(x, at)});
   }
   __device__ static Kept Keep(const Row& row) { return row; }
@@ -222,24 +224,27 @@ struct GradientSource {
     Row row;
     row.dy = kept.dy;
     row.x = kept.x;
-    if (side != nullptr) row.side = array.Load(side, at);
-    if (mask != nullptr) row.bits = LoadMask<T>(array, mask, at);
+    if constexpr (kDirect) {
+      row.bits = mask != nullptr ? LoadMask<T>(array, mask, at) : ~0u;
+    } else {
+      if (side != nullptr) row.side = array.Load(side, at);
+    }
     return row;
   }
 
   __device__ void Dz(const Row& row, const Normalizer<kLanes>& normalizer,
                      float (&dz)[kLanes]) const {
-    if (mask != nullptr) {
+    if constexpr (kDirect) {
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
         dz[i] = (row.bits >> i & 1) != 0 ? row.dy[i] : 0.0f;
       }
-      return;
-    }
-    normalizer(row.x, side != nullptr, row.side, dz);
-    SlopesOfArguments(activation, alpha, dz);
+    } else {
+      normalizer(row.x, side != nullptr, row.side, dz);
+      SlopesOfArguments<T>(activation, alpha, dz);
 #pragma unroll
-    for (int i = 0; i < kLanes; ++i) dz[i] *= row.dy[i];
+      for (int i = 0; i < kLanes; ++i) dz[i] *= row.dy[i];
+    }
   }
 
   class Thread {
@@ -248,13 +253,12 @@ struct GradientSource {
     __device__ Thread(const GradientSource& source, const Lanes& lanes)
         : normalizer_(source.parameters, lanes) {}
 
+    template <int N>
     __device__ void Add(const GradientSource& source, const VectorArray& array,
-                        const std::int64_t (&at)[kUnroll],
-                        const Row (&rows)[kUnroll], int n) {
+                        const std::int64_t (&at)[N], const Row (&rows)[N]) {
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if (u < n) AddTail(source, array, at[u], rows[u], kLanes);
-      }
+      for (int u = 0; u < N; ++u)
+        AddTail(source, array, at[u], rows[u], kLanes);
     }
 
     __device__ void AddTail(const GradientSource& source, const VectorArray&,
@@ -282,8 +286,8 @@ struct GradientSource {
   };
 };
 
-template <class T>
-GradientSource<T> GradientSourceOf(const BatchNormGradientArgs& args) {
+template <class T, bool kDirect>
+GradientSource<T, kDirect> GradientSourceOf(const BatchNormGradientArgs& args) {
   return {args.parameters,
           static_cast<const T*>(args.dy),
           static_cast<const T*>(args.x),
@@ -291,6 +295,17 @@ GradientSource<T> GradientSourceOf(const BatchNormGradientArgs& args) {
           args.mask,
           args.activation,
           static_cast<float>(args.alpha)};
+}
+
+inline bool IsDirect(const BatchNormGradientArgs& args) {
+  return args.mask != nullptr || args.activation == Activation::kNone;
+}
+
+// Calls body(source) for the kind of source that fits.
+template <class T, class Body>
+Status WithGradientSource(const BatchNormGradientArgs& args, const Body& body) {
+  return IsDirect(args) ? body(GradientSourceOf<T, true>(args))
+                        : body(GradientSourceOf<T, false>(args));
 }
 
 inline bool GradientAligned(const BatchNormGradientArgs& args) {
@@ -356,10 +371,10 @@ struct GradientApplyTerms {
     }
   };
 
-  __device__ void operator()(const GradientSource<T>& source,
-                             const VectorArray& array, std::int64_t at,
-                             const Lanes& lanes,
-                             const typename GradientSource<T>::Row& row) const {
+  template <class Source>
+  __device__ void operator()(const Source& source, const VectorArray& array,
+                             std::int64_t at, const Lanes& lanes,
+                             const typename Source::Row& row) const {
     float dz[kLanes];
     source.Dz(row, lanes.normalizer, dz);
     if (side_grad != nullptr) array.Store(dz, side_grad, at);

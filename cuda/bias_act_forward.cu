@@ -15,7 +15,7 @@ struct Operands {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kBlockThreads, 2)
+__global__ void __launch_bounds__(kBlockThreads, 4)
     BiasActKernel(Columns columns, VectorArray array, Operands<T> p,
                   Activation activation, float alpha) {
   constexpr int kLanes = kVector<T>;
@@ -26,30 +26,32 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   for (int i = 0; i < kLanes; ++i) scale[i] = 1;
   if (p.scale != nullptr) LoadChannels(columns, thread.lane, p.scale, scale);
   if (p.bias != nullptr) LoadChannels(columns, thread.lane, p.bias, bias);
-  for (std::int64_t row = thread.row; row < columns.rows;
-       row += kElementwiseUnroll * thread.step) {
-    Vector<T> x[kElementwiseUnroll], side[kElementwiseUnroll];
-    std::int64_t at[kElementwiseUnroll];
-    const int n = ForUnrolled<kElementwiseUnroll>(
-        row, thread.step, columns.rows, [&](int u, std::int64_t r) {
-          at[u] = r * columns.width + thread.lane;
-          x[u] = array.Load(p.x, at[u]);
-          if (p.side != nullptr) side[u] = array.Load(p.side, at[u]);
-        });
+  ForRowGroups<kUnroll>(
+      thread, array, 0, columns.full_rows, columns.rows,
+      [&](auto count, const VectorArray& part, std::int64_t row) {
+        constexpr int kRows = decltype(count)::value;
+        Vector<T> x[kRows], side[kRows];
+        std::int64_t at[kRows];
 #pragma unroll
-    for (int u = 0; u < kElementwiseUnroll; ++u) {
-      if (u >= n) break;
-      float z[kLanes];
+        for (int u = 0; u < kRows; ++u) {
+          at[u] = (row + u * thread.step) * columns.width + thread.lane;
+          x[u] = part.Load(p.x, at[u]);
+          if (p.side != nullptr) side[u] = part.Load(p.side, at[u]);
+        }
 #pragma unroll
-      for (int i = 0; i < kLanes; ++i) {
-        z[i] = x[u][i] * scale[i] + bias[i];
-        if (p.side != nullptr) z[i] += side[u][i];
-      }
-      if (p.pre_activation != nullptr) array.Store(z, p.pre_activation, at[u]);
-      ActivationValues(activation, alpha, z);
-      array.Store(z, p.y, at[u]);
-    }
-  }
+        for (int u = 0; u < kRows; ++u) {
+          float z[kLanes];
+#pragma unroll
+          for (int i = 0; i < kLanes; ++i) {
+            z[i] = x[u][i] * scale[i] + bias[i];
+            if (p.side != nullptr) z[i] += side[u][i];
+          }
+          if (p.pre_activation != nullptr)
+            part.Store(z, p.pre_activation, at[u]);
+          ActivationValues<T>(activation, alpha, z);
+          part.Store(z, p.y, at[u]);
+        }
+      });
 }
 
 }  // namespace

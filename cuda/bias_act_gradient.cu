@@ -10,6 +10,7 @@ template <class T>
 struct SlopeSource {
   using Element = T;
   using Accumulator = Sums<1>;
+  static constexpr int kBlocks = 4;
   static constexpr int kLanes = kVector<T>;
 
   const T *dy, *saved;  // saved is null for Activation::kNone
@@ -21,7 +22,8 @@ struct SlopeSource {
     Vector<T> dy, saved;
   };
 
-  __device__ Row Load(const VectorArray& array, std::int64_t at) const {
+  __device__ Row Load(const VectorArray& array, std::int64_t at,
+                      std::int64_t /*row*/) const {
     Row row;
     row.dy = array.Load(dy, at);
     if (saved != nullptr) row.saved = array.Load(saved, at);
@@ -33,13 +35,12 @@ struct SlopeSource {
     template <class Lanes>
     __device__ Thread(const SlopeSource&, const Lanes&) {}
 
+    template <int N>
     __device__ void Add(const SlopeSource& source, const VectorArray& array,
-                        const std::int64_t (&at)[kUnroll],
-                        const Row (&rows)[kUnroll], int n) {
+                        const std::int64_t (&at)[N], const Row (&rows)[N]) {
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if (u < n) AddTail(source, array, at[u], rows[u], kLanes);
-      }
+      for (int u = 0; u < N; ++u)
+        AddTail(source, array, at[u], rows[u], kLanes);
     }
 
     __device__ void AddTail(const SlopeSource& source, const VectorArray& array,
@@ -49,7 +50,7 @@ struct SlopeSource {
       for (int i = 0; i < kLanes; ++i) {
         dz[i] = source.saved != nullptr ? row.saved[i] : 0;
       }
-      ActivationSlopes(source.activation, source.alpha, dz);
+      ActivationSlopes<T>(source.activation, source.alpha, dz);
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
         dz[i] *= row.dy[i];

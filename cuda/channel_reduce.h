@@ -4,11 +4,12 @@
 // What is summed is a Source:
 //   Element                      the type of the tensors' elements
 //   Accumulator                  Sums or Moments
+//   kBlocks                      the least on a multiprocessor
 //   struct Row                   what is read at one vector of positions
-//   Row Load(array, at) const
+//   Row Load(array, at, row) const            `row` of the matrix of columns
 //   class Thread                 the running values of a vector of lanes:
 //     Thread(source, lanes)        `lanes` reads vectors of [channels]
-//     void Add(source, array, at, rows, n)      the first n of kUnroll rows
+//     void Add(source, array, at, rows)         whole ones, together
 //     void AddTail(source, array, at, row, n)   the first n lanes of one
 //     Accumulator Lane(i) const
 // What becomes of a channel's total is a Finish: operator()(channel, total).
@@ -64,24 +65,26 @@ __device__ void ReduceColumns(const Columns& columns, const VectorArray& array,
   Accumulator lanes[kLanes];
   if (owner) {
     typename Source::Thread sums(source, ColumnLanes{columns, thread.lane});
-    const std::int64_t full_rows = columns.elements / columns.width;
+    const std::int64_t full_rows = columns.full_rows;
     int kept = 0;
-    for (std::int64_t row = thread.row; row < full_rows;
-         row += kUnroll * thread.step) {
-      typename Source::Row rows[kUnroll];
-      std::int64_t at[kUnroll];
-      const int n = ForUnrolled<kUnroll>(
-          row, thread.step, full_rows, [&](int u, std::int64_t r) {
+    ForRowGroups<kUnroll>(
+        thread, array, 0, full_rows, full_rows,
+        [&](auto count, const VectorArray& part, std::int64_t row) {
+          constexpr int kRows = decltype(count)::value;
+          typename Source::Row rows[kRows];
+          std::int64_t at[kRows];
+#pragma unroll
+          for (int u = 0; u < kRows; ++u) {
+            const std::int64_t r = row + u * thread.step;
             at[u] = r * columns.width + thread.lane;
-            rows[u] = source.Load(array, at[u]);
-            keep(kept + u, rows[u]);
-          });
-      sums.Add(source, array, at, rows, n);
-      kept += n;
-    }
+            rows[u] = source.Load(part, at[u], r);
+            keep(kept++, rows[u]);
+          }
+          sums.Add(source, part, at, rows);
+        });
     const std::int64_t tail = full_rows * columns.width + thread.lane;
     if (full_rows % thread.step == thread.row && full_rows < columns.rows) {
-      const typename Source::Row row = source.Load(array, tail);
+      const typename Source::Row row = source.Load(array, tail, full_rows);
       keep(kept, row);
       const std::int64_t left = columns.elements - tail;
       sums.AddTail(source, array, tail, row,
@@ -101,7 +104,7 @@ __device__ void ReduceColumns(const Columns& columns, const VectorArray& array,
 }
 
 template <class Source>
-__global__ void __launch_bounds__(kBlockThreads, 2)
+__global__ void __launch_bounds__(kBlockThreads, Source::kBlocks)
     ReduceColumnsKernel(Columns columns, VectorArray array, Source source,
                         typename Source::Accumulator* partials) {
   ReduceColumns(columns, array, source, partials, SharedMemory(),
@@ -121,7 +124,7 @@ __device__ void ReduceBlock(A* value, A* shared) {
 }
 
 template <class Source>
-__global__ void __launch_bounds__(kBlockThreads, 2)
+__global__ void __launch_bounds__(kBlockThreads, Source::kBlocks)
     ReducePlanesKernel(Planes planes, VectorArray array, Source source,
                        typename Source::Accumulator* partials) {
   using Accumulator = typename Source::Accumulator;
@@ -134,26 +137,34 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   typename Source::Thread sums(source, PlaneLanes{channel});
   const std::int64_t first = split * blockDim.x + threadIdx.x;
   std::int64_t plane = first / vectors, vector = first % vectors;
-  while (plane < planes.outer) {
-    typename Source::Row rows[kUnroll];
-    std::int64_t at[kUnroll];
-    int n = 0;
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (plane >= planes.outer) break;
-      at[u] =
-          (plane * planes.channels + channel) * planes.inner + vector * kLanes;
-      rows[u] = source.Load(array, at[u]);
-      n = u + 1;
-      plane += plane_step;
-      vector += rest;
-      if (vector >= vectors) {
-        vector -= vectors;
-        ++plane;
-      }
+  // Takes the next vector of the thread.
+  const auto next = [&] {
+    const std::int64_t at =
+        (plane * planes.channels + channel) * planes.inner + vector * kLanes;
+    plane += plane_step;
+    vector += rest;
+    if (vector >= vectors) {
+      vector -= vectors;
+      ++plane;
     }
-    sums.Add(source, array, at, rows, n);
+    return at;
+  };
+  const auto add = [&](auto count, const VectorArray& part) {
+    constexpr int kRows = decltype(count)::value;
+    typename Source::Row rows[kRows];
+    std::int64_t at[kRows];
+#pragma unroll
+    for (int u = 0; u < kRows; ++u) {
+      at[u] = next();
+      rows[u] = source.Load(part, at[u], plane);
+    }
+    sums.Add(source, part, at, rows);
+  };
+  if (array.aligned) {
+    while (plane + (kUnroll - 1) * (plane_step + 1) < planes.outer)
+      add(RowCount<kUnroll>{}, Endless());
   }
+  while (plane < planes.outer) add(RowCount<1>{}, array);
   Accumulator total = sums.Lane(0);
 #pragma unroll
   for (int i = 1; i < kLanes; ++i) total.Merge(sums.Lane(i));

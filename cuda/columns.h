@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <numeric>
+#include <type_traits>
 
 #include "cuda/launch.h"
 #include "cuda/vector.h"
@@ -20,15 +21,16 @@ namespace tfo::cuda {
 constexpr std::int64_t kRowUnit = 8;  // elements in a byte of a mask; also
                                       // whole vectors of every type
 constexpr int kTileVectors = 32;
-// Vectors in flight, per thread and tensor: where a thread has registers to
-// spare, and elsewhere.
-constexpr int kElementwiseUnroll = 4;
+// Vectors that a thread loads together, per tensor. The kernels' least blocks a
+// multiprocessor are measured: fewer leave registers for more loads, more hide
+// what a block computes.
 constexpr int kUnroll = 2;
 
 struct Columns {
   std::int64_t elements, channels, inner;
   std::int64_t width;  // lanes
   std::int64_t rows;   // the partial one counted
+  std::int64_t full_rows;
   std::int64_t tiles, splits;
   int vector;  // lanes of a thread
 
@@ -54,6 +56,7 @@ inline Columns PlanColumns(std::int64_t outer, std::int64_t channels,
   const std::int64_t group = channels * inner;
   c.width = group * (kRowUnit / std::gcd(group, kRowUnit));
   c.rows = CeilDiv(c.elements, c.width);
+  c.full_rows = c.elements / c.width;
   const dim3 block = c.Block();
   c.tiles = CeilDiv(c.width / vector, block.x);
   c.splits =
@@ -76,19 +79,31 @@ struct ColumnThread {
   }
 };
 
-// Calls body(u, row) for up to N of a thread's rows, from `row` on and below
-// `rows`; returns how many there were.
+// What a full row is a part of: no vector is looked at for itself, so that all
+// are loaded before one is waited for.
+__device__ constexpr VectorArray Endless() { return {INT64_MAX, true}; }
+
+template <int N>
+using RowCount = std::integral_constant<int, N>;
+
+// Calls body(RowCount<n>, part, row) for a thread's rows row, row + step, ...
+// below `rows`: for N at a time as long as they are in [begin, end), all of
+// them full, and aligned, otherwise for one. `part` is what they are read from.
 template <int N, class Body>
-__device__ int ForUnrolled(std::int64_t row, std::int64_t step,
-                           std::int64_t rows, const Body& body) {
-  int n = 0;
-#pragma unroll
-  for (int u = 0; u < N; ++u) {
-    if (row + u * step >= rows) break;
-    body(u, row + u * step);
-    n = u + 1;
+__device__ void ForRowGroups(const ColumnThread& thread,
+                             const VectorArray& array, std::int64_t begin,
+                             std::int64_t end, std::int64_t rows,
+                             const Body& body) {
+  std::int64_t row = thread.row;
+  if (row < begin) {
+    body(RowCount<1>{}, array, row);
+    row += thread.step;
   }
-  return n;
+  if (array.aligned) {
+    for (; row + (N - 1) * thread.step < end; row += N * thread.step)
+      body(RowCount<N>{}, Endless(), row);
+  }
+  for (; row < rows; row += thread.step) body(RowCount<1>{}, array, row);
 }
 
 // to[i] = from[channel of lane + i], as float32.

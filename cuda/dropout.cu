@@ -14,11 +14,12 @@ namespace cuda {
 namespace {
 
 constexpr int kBlocksPerMultiprocessor = 16;
+constexpr int kTogether = 4;  // vectors that a thread loads
 
 // Elements that a block takes at a time.
 template <class T>
 constexpr std::int64_t kTile =
-    std::int64_t{kElementwiseUnroll} * kBlockThreads * kVector<T>;
+    std::int64_t{kTogether} * kBlockThreads * kVector<T>;
 
 template <class T>
 __global__ void __launch_bounds__(kBlockThreads, 3)
@@ -27,16 +28,12 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
   constexpr int kLanes = kVector<T>, kStep = kBlockThreads * kLanes;
   constexpr std::uint32_t kMask = (std::uint32_t{1} << kUniformBits<T>)-1;
   const PhiloxBlocks philox(random);
-  // What a whole tile is a part of: no vector is looked at for itself, so that
-  // all are loaded before one is waited for.
-  constexpr VectorArray kEndless{INT64_MAX, true};
   const auto drop = [&](const VectorArray& part, std::int64_t first) {
-    Vector<T> v[kElementwiseUnroll];
+    Vector<T> v[kTogether];
 #pragma unroll
-    for (int u = 0; u < kElementwiseUnroll; ++u)
-      v[u] = part.Load(x, first + u * kStep);
+    for (int u = 0; u < kTogether; ++u) v[u] = part.Load(x, first + u * kStep);
 #pragma unroll
-    for (int u = 0; u < kElementwiseUnroll; ++u) {
+    for (int u = 0; u < kTogether; ++u) {
       float kept[kLanes];
 #pragma unroll
       for (int i = 0; i < kLanes; i += kPhiloxBlock) {
@@ -57,7 +54,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
        tile += gridDim.x * kTile<T>) {
     const std::int64_t first = tile + threadIdx.x * kLanes;
     if (array.aligned && tile + kTile<T> <= array.size) {
-      drop(kEndless, first);
+      drop(Endless(), first);
     } else {
       drop(array, first);
     }

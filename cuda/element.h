@@ -7,6 +7,9 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <cstdint>
+#include <cstring>
+
 #include "cc/core/types.h"
 #include "cuda/status.h"
 
@@ -29,6 +32,20 @@ __device__ inline __half FromFloat<__half>(float v) {
 template <>
 __device__ inline __nv_bfloat16 FromFloat<__nv_bfloat16>(float v) {
   return __float2bfloat16_rn(v);
+}
+
+// The lowest bits of a word.
+template <class T>
+__device__ inline T FromBits(std::uint32_t word) {
+  T value;
+  std::memcpy(&value, &word, sizeof(value));
+  return value;
+}
+template <class T>
+__device__ inline std::uint32_t ToBits(T value) {
+  std::uint32_t word = 0;
+  std::memcpy(&word, &value, sizeof(value));
+  return word;
 }
 
 template <class T>

@@ -18,7 +18,7 @@ struct ForwardTerms {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kBlockThreads, 3)
+__global__ void __launch_bounds__(kBlockThreads, 4)
     ForwardKernel(Rows rows, ForwardTerms<T> terms) {
   using Total = Sums<2>;
   constexpr int kLanes = kVector<T>;
@@ -32,12 +32,13 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
 
     float mean = 0;
     if (terms.subtract_mean) {
-      Sums<2> sum;
+      Sums<1> sum;
       vectors.ForEach([&](const Vector<T>& v, std::int64_t) {
 #pragma unroll
         for (int i = 0; i < kLanes; ++i) sum.value[0] += v[i];
       });
-      mean = TotalOfRow(sum, shared).value[0] * share;
+      mean =
+          TotalOfRow(sum, reinterpret_cast<Sums<1>*>(shared)).value[0] * share;
     }
     // The sum of deviations corrects the rounding of the mean: Chan, Golub and
     // LeVeque, "Algorithms for computing the sample variance", 1983.

@@ -18,35 +18,30 @@ template <class T>
 struct VectorGradientSource {
   using Element = T;
   using Accumulator = Sums<2>;
+  static constexpr int kBlocks = 4;
   static constexpr int kLanes = kVector<T>;
 
   std::int64_t rows, depth;
   const T *dy, *x;
   const float *mean, *inv_std;
 
+  // Of the first lane.
   struct Row {
     Vector<T> dy, x;
-    float mean[kLanes], inv_std[kLanes];
+    std::int64_t row;
+    float mean, inv_std;
   };
 
-  // A vector may reach into the next rows, unless rows are whole vectors.
-  __device__ Row Load(const VectorArray& array, std::int64_t at) const {
-    Row loaded{array.Load(dy, at), array.Load(x, at), {}, {}};
-    const bool whole = depth % kLanes == 0;
-    std::int64_t row = at / depth, within = at - row * depth;
-#pragma unroll
-    for (int i = 0; i < kLanes; ++i) {
-      if (whole && i > 0) {
-        loaded.mean[i] = loaded.mean[0];
-        loaded.inv_std[i] = loaded.inv_std[0];
-      } else if (row < rows) {
-        loaded.mean[i] = mean[row];
-        loaded.inv_std[i] = inv_std[row];
-      }
-      if (++within == depth) {
-        within = 0;
-        ++row;
-      }
+  // Rows of whole vectors are those of the matrix of columns.
+  __device__ bool IsWhole() const { return depth % kRowUnit == 0; }
+
+  __device__ Row Load(const VectorArray& array, std::int64_t at,
+                      std::int64_t row) const {
+    if (!IsWhole()) row = at / depth;
+    Row loaded{array.Load(dy, at), array.Load(x, at), row, 0, 0};
+    if (row < rows) {
+      loaded.mean = mean[row];
+      loaded.inv_std = inv_std[row];
     }
     return loaded;
   }
@@ -56,22 +51,30 @@ struct VectorGradientSource {
     template <class Lanes>
     __device__ Thread(const VectorGradientSource&, const Lanes&) {}
 
+    template <int N>
     __device__ void Add(const VectorGradientSource& source,
-                        const VectorArray& array,
-                        const std::int64_t (&at)[kUnroll],
-                        const Row (&rows)[kUnroll], int n) {
+                        const VectorArray& array, const std::int64_t (&at)[N],
+                        const Row (&rows)[N]) {
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if (u < n) AddTail(source, array, at[u], rows[u], kLanes);
-      }
+      for (int u = 0; u < N; ++u)
+        AddTail(source, array, at[u], rows[u], kLanes);
     }
 
-    __device__ void AddTail(const VectorGradientSource&, const VectorArray&,
-                            std::int64_t, const Row& row, int n) {
+    __device__ void AddTail(const VectorGradientSource& source,
+                            const VectorArray&, std::int64_t at, const Row& row,
+                            int n) {
+      const bool whole = source.IsWhole();
+      std::int64_t r = row.row, end = (r + 1) * source.depth - at;
+      float mean = row.mean, inv_std = row.inv_std;
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
         if (i >= n) continue;
-        const float normal = (row.x[i] - row.mean[i]) * row.inv_std[i];
+        if (!whole && i == end) {
+          mean = source.mean[++r];
+          inv_std = source.inv_std[r];
+          end += source.depth;
+        }
+        const float normal = (row.x[i] - mean) * inv_std;
         scale_grad_[i] = fmaf(row.dy[i], normal, scale_grad_[i]);
         offset_grad_[i] += row.dy[i];
       }
@@ -112,7 +115,7 @@ struct InputGradientTerms {
 // Backwards, as the last rows that the sums over rows have read are those that
 // the cache still holds.
 template <class T>
-__global__ void __launch_bounds__(kBlockThreads, 2)
+__global__ void __launch_bounds__(kBlockThreads, 4)
     InputGradientKernel(Rows rows, InputGradientTerms<T> terms) {
   using Total = Sums<2>;
   constexpr int kLanes = kVector<T>;

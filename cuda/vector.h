@@ -12,11 +12,26 @@ namespace tfo::cuda {
 template <class T>
 constexpr int kVector = 16 / static_cast<int>(sizeof(T));
 
+// In whole registers: elements of 16 bits would be taken apart wherever a
+// vector may come from two places.
 template <class T>
 struct alignas(16) Vector {
-  T values[kVector<T>];
+  static constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));
 
-  __device__ float operator[](int i) const { return ToFloat(values[i]); }
+  std::uint32_t words[4];
+
+  __device__ float operator[](int i) const {
+    return ToFloat(FromBits<T>(words[i / kPerWord] >> Shift(i)));
+  }
+  // Of a vector that is zero there.
+  __device__ void Set(int i, T value) {
+    words[i / kPerWord] |= ToBits(value) << Shift(i);
+  }
+
+ private:
+  static __device__ int Shift(int i) {
+    return i % kPerWord * 8 * static_cast<int>(sizeof(T));
+  }
 };
 
 // Elements [begin, end) of a dense array, read or written in vectors beginning
@@ -30,10 +45,10 @@ struct VectorSpan {
   __device__ Vector<T> Load(const T* data, std::int64_t at,
                             float outside = 0) const {
     if (IsWhole<T>(at)) return *reinterpret_cast<const Vector<T>*>(data + at);
-    Vector<T> vector;
+    Vector<T> vector{};
 #pragma unroll
     for (int i = 0; i < kVector<T>; ++i) {
-      vector.values[i] = Has(at + i) ? data[at + i] : FromFloat<T>(outside);
+      vector.Set(i, Has(at + i) ? data[at + i] : FromFloat<T>(outside));
     }
     return vector;
   }
@@ -42,21 +57,19 @@ struct VectorSpan {
   template <class T>
   __device__ void Store(const float (&from)[kVector<T>], T* data,
                         std::int64_t at) const {
-    Vector<T> vector;
+    alignas(16) T values[kVector<T>];
 #pragma unroll
-    for (int i = 0; i < kVector<T>; ++i) {
-      vector.values[i] = FromFloat<T>(from[i]);
-    }
+    for (int i = 0; i < kVector<T>; ++i) values[i] = FromFloat<T>(from[i]);
     if (IsWhole<T>(at)) {
       // An assignment would become four or eight stores, as below.
       uint4 bits;
-      std::memcpy(&bits, &vector, sizeof(bits));
+      std::memcpy(&bits, values, sizeof(bits));
       __stwb(reinterpret_cast<uint4*>(data + at), bits);
       return;
     }
 #pragma unroll
     for (int i = 0; i < kVector<T>; ++i) {
-      if (Has(at + i)) data[at + i] = vector.values[i];
+      if (Has(at + i)) data[at + i] = values[i];
     }
   }
 

@@ -6,11 +6,14 @@
 #ifndef TFO_CC_CORE_ACTIVATION_H_
 #define TFO_CC_CORE_ACTIVATION_H_
 
-// TFO_ANY_CALLEE: the function's argument may be callable on one side alone.
+// TFO_DEVICE: what may use the device's own mathematics. TFO_ANY_CALLEE: the
+// function's argument may be callable on one side alone.
 #if defined(__CUDACC__)
 #define TFO_HOST_DEVICE __host__ __device__ __forceinline__
+#define TFO_DEVICE __device__ __forceinline__
 #else
 #define TFO_HOST_DEVICE inline __attribute__((always_inline))
+#define TFO_DEVICE TFO_HOST_DEVICE
 #endif
 #if defined(__NVCC__)
 #define TFO_ANY_CALLEE _Pragma("nv_exec_check_disable")
@@ -67,7 +70,7 @@ template <class Math, class V>
 struct ActivationFunctions {
   using Scalar = typename Math::Scalar;
 
-  static TFO_HOST_DEVICE V Constant(double c) {
+  static TFO_DEVICE V Constant(double c) {
     return V{} + static_cast<Scalar>(c);
   }
 
@@ -76,20 +79,18 @@ struct ActivationFunctions {
   // small.
   static constexpr double kFar = 1000;
 
-  static TFO_HOST_DEVICE V CutBelow(V z) {
-    return Math::Larger(Constant(-kFar), z);
-  }
-  static TFO_HOST_DEVICE V Cut(V z) {
+  static TFO_DEVICE V CutBelow(V z) { return Math::Larger(Constant(-kFar), z); }
+  static TFO_DEVICE V Cut(V z) {
     return Math::Smaller(Constant(kFar), CutBelow(z));
   }
 
-  static TFO_HOST_DEVICE V Logistic(V z) {
+  static TFO_DEVICE V Logistic(V z) {
     return Math::Reciprocal(Constant(1) + Math::Exp(-z));
   }
 
   // tanh(softplus(z)) = n / (n + 2) with n = e^z (e^z + 2); e^z is cut off
   // where the quotient has reached 1.
-  static TFO_HOST_DEVICE V TanhSoftplus(V z) {
+  static TFO_DEVICE V TanhSoftplus(V z) {
     const V e = Math::Exp(Math::Smaller(Constant(20), z));
     const V n = e * (e + Constant(2));
     return n / (n + Constant(2));
@@ -100,13 +101,13 @@ struct ActivationFunctions {
   static constexpr double kTwoSqrt2OverPi = 1.5957691216057307117597842397375;
   static constexpr double kGeluCubic = 0.044715;
 
-  static TFO_HOST_DEVICE V GeluArgument(V z) {
+  static TFO_DEVICE V GeluArgument(V z) {
     return z * (Constant(kTwoSqrt2OverPi) +
                 Constant(kTwoSqrt2OverPi * kGeluCubic) * z * z);
   }
 
   template <Activation A>
-  static TFO_HOST_DEVICE V Value(V z, V alpha) {
+  static TFO_DEVICE V Value(V z, V alpha) {
     if constexpr (A == Activation::kRelu) {
       return z <= V{} ? V{} : z;
     } else if constexpr (A == Activation::kRelu6) {
@@ -143,7 +144,7 @@ struct ActivationFunctions {
   // otherwise the pre-activation. For the leaky relu both do: their signs agree
   // wherever SlopeFromValue holds.
   template <Activation A>
-  static TFO_HOST_DEVICE V Slope(V saved, V alpha) {
+  static TFO_DEVICE V Slope(V saved, V alpha) {
     const V one = Constant(1);
     if constexpr (A == Activation::kRelu) {
       return saved > V{} ? one : V{};
