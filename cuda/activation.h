@@ -7,19 +7,16 @@
 #include <cmath>
 
 #include "cc/core/activation.h"
+#include "cuda/element.h"
 
 namespace tfo::cuda {
 
-// For elements of type T: what is rounded to 16 bits takes no exponential to
-// the last of 24.
+// For elements of type T.
 template <class T>
 struct DeviceMath {
   using Scalar = float;
 
-  static TFO_DEVICE float Exp(float x) {
-    const float cut = x > 88 ? 88 : x;
-    return sizeof(T) == 4 ? expf(cut) : __expf(cut);
-  }
+  static TFO_DEVICE float Exp(float x) { return ExpFor<T>(x > 88 ? 88 : x); }
   static TFO_DEVICE float Expm1(float x) { return expm1f(x); }
   static TFO_DEVICE float Tanh(float x) { return tanhf(x); }
   static TFO_DEVICE float Reciprocal(float x) {

@@ -10,6 +10,7 @@ namespace {
 constexpr int kHeld = 4;
 
 // The largest of some x, and the sum of e^(x - largest).
+template <class T>
 struct ExpSum {
   // Not that of a NaN, whose sum is NaN.
   float largest = -INFINITY;
@@ -17,7 +18,7 @@ struct ExpSum {
 
   // e^(x - largest). From minus infinity itself nothing can be subtracted.
   __device__ float Exp(float x) const {
-    return expf(x - (largest == -INFINITY ? 0.0f : largest));
+    return ExpFor<T>(x - (largest == -INFINITY ? 0.0f : largest));
   }
   // The same bits whichever of the two is merged into the other.
   __device__ void Merge(const ExpSum& other) {
@@ -85,9 +86,9 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
       if (Labels::IsClass(label, rows.depth))
         of_label = ToFloat(terms.x[row * rows.depth + label]);
     }
-    ExpSum total;
+    ExpSum<T> total;
     Row<T>(rows, row).ForParts(terms.x, [&](const auto& vectors, std::int64_t) {
-      ExpSum some;
+      ExpSum<T> some;
       vectors.ForEach([&](const Vector<T>& v, std::int64_t) {
 #pragma unroll
         for (int i = 0; i < kVector<T>; ++i)
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
       });
       total.Merge(some);
     });
-    total = TotalOfRow(total, static_cast<ExpSum*>(SharedMemory()));
+    total = TotalOfRow(total, static_cast<ExpSum<T>*>(SharedMemory()));
     if (writes) {
       terms.loss[row] =
           FromFloat<T>(logf(total.sum) + (total.largest - of_label));
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
         float x_grad[kVector<T>];
 #pragma unroll
         for (int j = 0; j < kVector<T>; ++j) {
-          const float softmax = expf(v[j] - largest) * inverse_sum;
+          const float softmax = ExpFor<T>(v[j] - largest) * inverse_sum;
           x_grad[j] = (softmax - (at + j == label_at ? 1.0f : 0.0f)) * dloss;
         }
         row.span.Store(x_grad, terms.x_grad + row.start, at);
@@ -152,7 +153,7 @@ Status CrossEntropyForward(const CrossEntropyArgs& args, Stream stream) {
   const SoftmaxShape& shape = args.shape;
   return WithElement(shape.dtype, [&](auto element) {
     using T = typename decltype(element)::type;
-    return LaunchRows<ExpSum>(
+    return LaunchRows<ExpSum<T>>(
         "SparseSoftmaxCrossEntropy", shape.rows, shape.depth, kVector<T>, kHeld,
         Aligned(args.x), stream, ForwardKernel<T>,
         ForwardTerms<T>{args.labels, static_cast<const T*>(args.x),
@@ -168,7 +169,7 @@ Status CrossEntropyGradient(const CrossEntropyGradientArgs& args,
   const SoftmaxShape& shape = forward.shape;
   return WithElement(shape.dtype, [&](auto element) {
     using T = typename decltype(element)::type;
-    return LaunchRows<ExpSum>(
+    return LaunchRows<ExpSum<T>>(
         "SparseSoftmaxCrossEntropyGrad", shape.rows, shape.depth, kVector<T>,
         kHeld, Aligned(forward.x, args.x_grad), stream, GradientKernel<T>,
         GradientTerms<T>{forward.labels, static_cast<const T*>(forward.x),

@@ -7,6 +7,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -32,6 +33,13 @@ __device__ inline __half FromFloat<__half>(float v) {
 template <>
 __device__ inline __nv_bfloat16 FromFloat<__nv_bfloat16>(float v) {
   return __float2bfloat16_rn(v);
+}
+
+// e^x, of which so many bits are right as T has: what is rounded to 16 takes
+// none of 24.
+template <class T>
+__device__ inline float ExpFor(float x) {
+  return sizeof(T) == 4 ? expf(x) : __expf(x);
 }
 
 // The lowest bits of a word.

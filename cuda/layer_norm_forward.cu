@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
 #pragma unroll
         for (int i = 0; i < kLanes; ++i) sum.value[0] += v[i];
       });
-      mean =
-          TotalOfRow(sum, reinterpret_cast<Sums<1>*>(shared)).value[0] * share;
+      mean = TotalOfRow(sum, static_cast<Sums<1>*>(SharedMemory())).value[0] *
+             share;
     }
     // The sum of deviations corrects the rounding of the mean: Chan, Golub and
     // LeVeque, "Algorithms for computing the sample variance", 1983.

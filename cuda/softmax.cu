@@ -21,6 +21,30 @@ struct Maximum {
   }
 };
 
+// A bit for each lane of a vector: whether it is in the row, and whether the
+// mask keeps it.
+struct LaneBits {
+  unsigned inside, kept;
+
+  __device__ bool Inside(int i) const { return (inside >> i & 1) != 0; }
+  __device__ bool Kept(int i) const { return (kept >> i & 1) != 0; }
+};
+
+// Of N lanes at element `at` of a row of `size`; `keep` is its mask, or null.
+template <int N>
+__device__ LaneBits LaneBitsAt(const std::uint8_t* keep, std::int64_t at,
+                               std::int64_t size) {
+  const std::int64_t left = size - at;
+  const unsigned inside = (1u << (left < N ? static_cast<int>(left) : N)) - 1;
+  LaneBits bits{inside, inside};
+  if (keep == nullptr) return bits;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (bits.Inside(i) && keep[at + i] == 0) bits.kept &= ~(1u << i);
+  }
+  return bits;
+}
+
 template <class T>
 struct ForwardTerms {
   float scale, masked;
@@ -31,7 +55,7 @@ struct ForwardTerms {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kBlockThreads, 3)
+__global__ void __launch_bounds__(kBlockThreads, 4)
     ForwardKernel(Rows rows, ForwardTerms<T> terms) {
   constexpr int kLanes = kVector<T>;
   ForRows(rows, false, [&](std::int64_t row) {
@@ -40,39 +64,43 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
     const std::uint8_t* const keep =
         exists && terms.mask.keep != nullptr ? terms.mask.Row(row) : nullptr;
     const T* const x = terms.x + row * rows.depth;
-    const auto load = [&](std::int64_t at) { return array.Load(x, at); };
+    struct Scores {
+      Vector<T> x;
+      LaneBits bits;
+    };
+    const auto load = [&](std::int64_t at) {
+      return Scores{array.Load(x, at),
+                    LaneBitsAt<kLanes>(keep, at, array.size)};
+    };
     const RowVectors<T, kHeld, decltype(load)> vectors(array.size, load);
     // Lanes past the end are as good as minus infinity.
-    const auto z = [&](const Vector<T>& v, int i, std::int64_t at) {
-      if (at + i >= array.size) return -INFINITY;
-      return keep == nullptr || keep[at + i] != 0 ? v[i] * terms.scale
-                                                  : terms.masked;
+    const auto z = [&](const Scores& v, int i) {
+      const float other = v.bits.Inside(i) ? terms.masked : -INFINITY;
+      return v.bits.Kept(i) ? v.x[i] * terms.scale : other;
     };
 
     Maximum largest;
-    vectors.ForEach([&](const Vector<T>& v, std::int64_t at) {
+    vectors.ForEach([&](const Scores& v, std::int64_t) {
 #pragma unroll
-      for (int i = 0; i < kLanes; ++i) largest.Merge({z(v, i, at)});
+      for (int i = 0; i < kLanes; ++i) largest.Merge({z(v, i)});
     });
     const float top =
         TotalOfRow(largest, static_cast<Maximum*>(SharedMemory())).value;
     Sums<1> sum;
-    vectors.ForEach([&](const Vector<T>& v, std::int64_t at) {
+    vectors.ForEach([&](const Scores& v, std::int64_t) {
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
-        if (at + i < array.size) sum.value[0] += expf(z(v, i, at) - top);
+        if (v.bits.Inside(i)) sum.value[0] += ExpFor<T>(z(v, i) - top);
       }
     });
     const float factor =
         1.0f / TotalOfRow(sum, static_cast<Sums<1>*>(SharedMemory())).value[0];
-    vectors.ForEach([&](const Vector<T>& v, std::int64_t at) {
+    vectors.ForEach([&](const Scores& v, std::int64_t at) {
       float y[kLanes];
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
-        y[i] = expf(z(v, i, at) - top) * factor;
-        if (terms.zero_masked && keep != nullptr && at + i < array.size &&
-            keep[at + i] == 0)
-          y[i] = 0;
+        y[i] = ExpFor<T>(z(v, i) - top) * factor;
+        if (terms.zero_masked && !v.bits.Kept(i)) y[i] = 0;
       }
       array.Store(y, terms.y + row * rows.depth, at);
     });
@@ -89,7 +117,7 @@ struct GradientTerms {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kBlockThreads, 2)
+__global__ void __launch_bounds__(kBlockThreads, 4)
     GradientKernel(Rows rows, GradientTerms<T> terms) {
   constexpr int kLanes = kVector<T>;
   ForRows(rows, false, [&](std::int64_t row) {
@@ -101,20 +129,19 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
     const T* const y = terms.y + row * rows.depth;
     struct Pair {
       Vector<T> dy, y;
+      LaneBits bits;
     };
     const auto load = [&](std::int64_t at) {
-      return Pair{array.Load(dy, at), array.Load(y, at)};
+      return Pair{array.Load(dy, at), array.Load(y, at),
+                  LaneBitsAt<kLanes>(keep, at, array.size)};
     };
     const RowVectors<T, kHeldGradient, decltype(load)> vectors(array.size,
                                                                load);
     Sums<1> sum;
-    const auto kept = [&](int i, std::int64_t at) {
-      return keep == nullptr || at + i >= array.size || keep[at + i] != 0;
-    };
-    vectors.ForEach([&](const Pair& v, std::int64_t at) {
+    vectors.ForEach([&](const Pair& v, std::int64_t) {
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
-        if (!terms.zero_masked || kept(i, at))
+        if (!terms.zero_masked || v.bits.Kept(i))
           sum.value[0] = fmaf(v.dy[i], v.y[i], sum.value[0]);
       }
     });
@@ -125,7 +152,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
         x_grad[i] = (v.dy[i] - total) * v.y[i] * terms.scale;
-        if (!kept(i, at)) x_grad[i] = 0;
+        if (!v.bits.Kept(i)) x_grad[i] = 0;
       }
       array.Store(x_grad, terms.x_grad + row * rows.depth, at);
     });
