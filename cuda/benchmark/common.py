@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import statistics
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -30,14 +31,18 @@ _HEAD_START = 5_000_000
 
 
 def milliseconds(function, seconds):
-    """The median time that `function` takes on the GPU, over at least `seconds`, caches flushed
-    before each run."""
+    """The median time that `function` takes on the GPU, caches flushed before each run.
+
+    Args:
+        function: Launches what is timed.
+        seconds: How long to repeat it.
+    """
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     for _ in range(3):
         function()
     torch.cuda.synchronize()
-    times = []
-    while sum(times) < 1e3 * seconds or len(times) < 5:
+    times, begin = [], time.perf_counter()
+    while time.perf_counter() - begin < seconds or len(times) < 5:
         flush.zero_()
         torch.cuda._sleep(_HEAD_START)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
