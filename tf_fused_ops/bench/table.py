@@ -207,6 +207,7 @@ GROUPS = {
         "large_matmul_gelu_erf": MatMulCase(m=8192, k=768, n=3072, act="gelu_erf"),
         "large_batch_norm_add_relu": BatchNormCase((32, 56, 56), 256, side=True),
         "large_batch_norm_relu": BatchNormCase((32, 112, 112), 64),
+        "large_resnet50": ApplicationCase(batch=64, size=224),
     },
     "rules": _RULES | _alone(_ALONE),
     "model": {
