@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -198,3 +199,21 @@ def test_configuring_without_a_compiler(tmp_path, choice, words):
     said = re.sub(r"\s+", " ", result.stdout + result.stderr)
     assert all(word in said for word in words), said
     assert (result.returncode == 0) == (choice in ("AUTO", "OFF"))
+
+
+@pytest.mark.skipif(not (ROOT / "cuda").exists(), reason="the benchmarks are not beside the tests")
+def test_encoder_benchmark():
+    """It also runs without a GPU; all peers take the same steps."""
+    program = ROOT / "cuda" / "benchmark" / "encoder.py"
+    sizes = ["--batch", "2", "--tokens", "16", "--width", "64", "--layers", "1"]
+    command = [sys.executable, program, *sizes, "--policy", "float32", "--peers", "stock,ours"]
+    lines = subprocess.check_output(command, text=True).splitlines()
+    numbers = r"[\d.]+ ms a step, losses ([\d.]+) ([\d.]+) ([\d.]+)"
+    stock, ours = (
+        re.fullmatch(f"{peer}: {numbers}", line)
+        for peer, line in zip(("stock", "ours"), lines, strict=False)
+    )
+    assert [float(loss) for loss in ours.groups()] == pytest.approx(
+        [float(loss) for loss in stock.groups()], abs=2e-4
+    )
+    assert re.fullmatch(r"ours is [\d.]+x as fast as stock", lines[2])
