@@ -232,3 +232,4 @@ def test_benchmark(capsys):
     card, limits, *tables = capsys.readouterr().out.splitlines()
     assert card.endswith("; bfloat16") and "copied" in limits
     assert sum(line.startswith("| conv 3x3 17→33, 2x7x7, relu ") for line in tables) == 2
+    assert not any(" - " in line for line in tables), "every peer has a time"

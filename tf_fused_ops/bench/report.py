@@ -103,19 +103,24 @@ def _geometric_mean(values):
     return statistics.geometric_mean(values) if values else None
 
 
+def hardware(report):
+    """What a report's times were taken on, and the dtype."""
+    described, settings = report["machine"], report["settings"]
+    if "graphics card" in settings:
+        return f"{settings['graphics card']}; {settings['dtype']}"
+    return (
+        f"{described['processor']}, {settings['threads']} of {described['cores']} cores, "
+        f"{described['instruction set']}; {settings['dtype']}"
+    )
+
+
 def lines(report):
     """A report as lines of Markdown, with the tables for which it has data.
 
     A ratio above one means that tf_fused_ops is faster.
     """
-    hardware, settings, roofs = report["machine"], report["settings"], report["roofs"]
-    if "graphics card" in settings:
-        yield f"{settings['graphics card']}; {settings['dtype']}"
-    else:
-        yield (
-            f"{hardware['processor']}, {settings['threads']} of {hardware['cores']} cores, "
-            f"{hardware['instruction set']}; {settings['dtype']}"
-        )
+    yield hardware(report)
+    roofs = report["roofs"]
     if roofs:
         yield (
             f"measured limits: {roofs['operations'] / 1e9:.0f} GFLOP/s, "

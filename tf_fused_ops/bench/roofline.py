@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tf_fused_ops.bench.report import MODE_TITLES, OURS
+from tf_fused_ops.bench.report import MODE_TITLES, OURS, hardware
 from tf_fused_ops.bench.workers import PEERS
 
 _COLOURS = {
@@ -14,7 +14,7 @@ _COLOURS = {
 }
 
 
-_GROUPS = ("contraction", "off_track")
+_GROUPS = ("contraction", "off_track", "large")
 
 
 def draw(report, path):
@@ -38,11 +38,7 @@ def draw(report, path):
     panels[0].set_ylim(bottom=panels[0].get_ylim()[0] / 4)  # room for the names
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    hardware, settings = report["machine"], report["settings"]
-    figure.suptitle(
-        f"{hardware['processor']}, {settings['threads']} cores, {hardware['instruction set']}, "
-        f"{settings['dtype']}"
-    )
+    figure.suptitle(hardware(report))
     figure.savefig(path)
 
 

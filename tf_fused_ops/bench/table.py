@@ -197,7 +197,8 @@ GROUPS = {
         "conv3x3_groups_of_24": ConvCase(8, (28, 28), 192, 192, groups=8),
         "conv3x3_2_groups": ConvCase(8, (28, 28), 128, 128, groups=2),
     },
-    # What keeps a GPU busy: layers of ResNet-50 for 32 images, of BERT-base for 8192 tokens.
+    # What keeps a GPU busy: layers of ResNet-50 for 32 images, and the whole for 64; layers of
+    # BERT-base for 8192 tokens.
     "large": {
         "large_conv3x3_64": ConvCase(32, (56, 56), 64, 64),
         "large_conv3x3_256": ConvCase(32, (14, 14), 256, 256),
@@ -207,7 +208,7 @@ GROUPS = {
         "large_matmul_gelu_erf": MatMulCase(m=8192, k=768, n=3072, act="gelu_erf"),
         "large_batch_norm_add_relu": BatchNormCase((32, 56, 56), 256, side=True),
         "large_batch_norm_relu": BatchNormCase((32, 112, 112), 64),
-        "large_resnet50": ApplicationCase(batch=64, size=224),
+        "large_resnet50": ApplicationCase(macs=3_857_973_248, batch=64, size=224),
     },
     "rules": _RULES | _alone(_ALONE),
     "model": {

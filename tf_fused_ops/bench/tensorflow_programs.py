@@ -81,8 +81,8 @@ class Programs:
     def card(self, dtype):
         """The GPU's name, and how many operations and bytes it does in a second.
 
-        Operations are those of a large product (of float32 in TF32), bytes those that a copy reads
-        and writes.
+        Operations are those of a large product (of float32 in TF32), bytes those that a negation
+        reads and writes.
         """
         (gpu,) = tf.config.list_physical_devices("GPU")[:1]
         name = tf.config.experimental.get_device_details(gpu)["device_name"]
@@ -134,6 +134,8 @@ class Programs:
             if case.rule() not in fired or len(fired) > 1 + alone + joins:
                 raise NotWhatItClaims(f"fused by {', '.join(fired)}, not {case.rule()}")
         outputs = tf.nest.flatten(function(*arguments))
+        if any(self._device.upper() not in output.device for output in outputs):
+            raise NotWhatItClaims(f"not computed on the {self._device}")
         return lambda: function(*arguments), [_array(output) for output in outputs]
 
     def load_stack(self, layers):

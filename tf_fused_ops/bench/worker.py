@@ -43,7 +43,7 @@ class Server:
         return paths
 
     def run(self, seconds):
-        """Calls the program for some time, at least once; returns the seconds of a call."""
+        """Calls the program for some time; returns the seconds of a call, of each turn's calls."""
         self._call()  # brings back into the caches what others have displaced
         self._programs.wait()
         times, start = [], time.perf_counter()
