@@ -1,7 +1,7 @@
 // Batch normalisation on the GPU, for float16, bfloat16 and float32 with
 // statistics in float32: the phases and the whole, with the arguments of the
 // CPU's (cc/core/batch_norm.h). Everything is queued on `stream`; the same
-// shape on the same device gives the same bits.
+// shape and alignment on the same device give the same bits.
 #ifndef TFO_CUDA_BATCH_NORM_H_
 #define TFO_CUDA_BATCH_NORM_H_
 

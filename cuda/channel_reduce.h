@@ -6,7 +6,8 @@
 //   Accumulator                  Sums or Moments
 //   kBlocks                      the least on a multiprocessor
 //   struct Row                   what is read at one vector of positions
-//   Row Load(array, at, row) const            `row` of the matrix of columns
+//   Row Load(array, at, row) const            `row` of the matrix of columns; 0
+//                                             of planes
 //   class Thread                 the running values of a vector of lanes:
 //     Thread(source, lanes)        `lanes` reads vectors of [channels]
 //     void Add(source, array, at, rows)         whole ones, together
@@ -86,9 +87,9 @@ __device__ void ReduceColumns(const Columns& columns, const VectorArray& array,
     if (full_rows % thread.step == thread.row && full_rows < columns.rows) {
       const typename Source::Row row = source.Load(array, tail, full_rows);
       keep(kept, row);
-      const std::int64_t left = columns.elements - tail;
-      sums.AddTail(source, array, tail, row,
-                   left < kLanes ? static_cast<int>(left) : kLanes);
+      const std::int64_t left =
+          std::clamp<std::int64_t>(columns.elements - tail, 0, kLanes);
+      sums.AddTail(source, array, tail, row, static_cast<int>(left));
     }
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) lanes[i] = sums.Lane(i);
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(kBlockThreads, Source::kBlocks)
 #pragma unroll
     for (int u = 0; u < kRows; ++u) {
       at[u] = next();
-      rows[u] = source.Load(part, at[u], plane);
+      rows[u] = source.Load(part, at[u], 0);
     }
     sums.Add(source, part, at, rows);
   };

@@ -88,7 +88,8 @@ using RowCount = std::integral_constant<int, N>;
 
 // Calls body(RowCount<n>, part, row) for a thread's rows row, row + step, ...
 // below `rows`: for N at a time as long as they are in [begin, end), all of
-// them full, and aligned, otherwise for one. `part` is what they are read from.
+// them full, and aligned, otherwise for one. `part` is what they are read from;
+// `begin` is 0 or 1.
 template <int N, class Body>
 __device__ void ForRowGroups(const ColumnThread& thread,
                              const VectorArray& array, std::int64_t begin,

@@ -63,8 +63,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
 
 __global__ void StoreKernel(PhiloxStart start, std::uint64_t* key,
                             std::uint64_t* counter) {
-  *key = start.key;
-  for (int i = 0; i < 2; ++i) counter[i] = start.counter[i];
+  start.Store(key, counter);
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ struct VectorGradientSource {
     float mean, inv_std;
   };
 
-  // Rows of whole vectors are those of the matrix of columns.
+  // Whether the rows are those of the matrix of columns.
   __device__ bool IsWhole() const { return depth % kRowUnit == 0; }
 
   __device__ Row Load(const VectorArray& array, std::int64_t at,

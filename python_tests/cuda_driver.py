@@ -73,11 +73,13 @@ class Memory:
     """
 
     def __init__(self, driver, nbytes, offset=0):
-        self._driver, self._start = driver, driver.allocate(nbytes)
+        self._start = driver.allocate(nbytes)
+        self._driver = driver
         self.address = self._start + offset
 
     def __del__(self):
-        self._driver.free(self._start)
+        if hasattr(self, "_driver"):
+            self._driver.free(self._start)
 
 
 @functools.cache

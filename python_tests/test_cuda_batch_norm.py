@@ -252,6 +252,18 @@ def test_memory_that_is_not_a_multiple_of_16_bytes(device, shape, channels_first
     assert same_bits(*results)
 
 
+@pytest.mark.parametrize("shape,channels_first", [((3000, 64), False), ((40, 3, 8, 512), True)])
+def test_alignment_changes_but_the_order_of_sums(device, shape, channels_first):
+    case, results = Case(shape, channels_first), []
+    for misaligned in (False, True):
+        runner = Runner(device, case, misaligned)
+        outputs = runner.forward(True, activation="silu")
+        grads = runner.gradient(outputs[3:5], True, side_grad=True, activation="silu")
+        results.append(runner.get((*outputs[:5], *grads)))
+    for i, (aligned, other) in enumerate(zip(*results, strict=True)):
+        assert_near(f"output {i}", aligned, other, TOLERANCE["float32"])
+
+
 @pytest.mark.parametrize("shape,channels_first", [((9, 5, 7), False), ((2, 3, 8, 32), True)])
 def test_outputs_in_the_place_of_inputs(device, shape, channels_first):
     case = Case(shape, channels_first)

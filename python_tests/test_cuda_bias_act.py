@@ -1,5 +1,6 @@
 """The GPU kernels around contractions: bias, side input and activation behind, dz and db before."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from cuda_backends import PLANS, backend, device_fixture
@@ -124,27 +125,32 @@ def test_activations(device, activation, dtype):
     assert in_place[0].tobytes() == dz.tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("activation", REFERENCE)
-def test_value_over_the_whole_range(device, activation):
+def test_value_over_the_whole_range(device, activation, dtype):
     """From the smallest arguments to the largest."""
     small, large = np.geomspace(1e-12, 1, 300), np.geomspace(1, 3e38, 600)
-    case = Case((1, 1804), False, "float32")
-    case.x = np.concatenate([[0, 3, -3, 6], small, -small, large, -large])[None].astype("f")
+    case = Case((1, 1804), False, dtype)
+    case.x = np.concatenate([[0, 3, -3, 6], small, -small, large, -large])[None].astype(dtype)
     value, slope = REFERENCE[activation]
     y, pre = forward(device, case, activation, side=False, bias=False, scale=False)
     with np.errstate(over="ignore", under="ignore"):
         expected_y, expected = value(case.x.astype(np.float64)), slope(case.x.astype(np.float64))
-    eps = np.finfo(np.float32).eps
-    np.testing.assert_allclose(y, expected_y, rtol=8 * eps, atol=4 * eps)
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    ulps = 8 if dtype == "float32" else 1
+    wide = y.astype(np.float64)
+    np.testing.assert_allclose(wide, expected_y, rtol=ulps * eps, atol=ulps * eps / 2)
     case.dy = np.ones_like(case.x)
     saved = {"none": None}.get(activation, y if activation in SLOPE_FROM_VALUE else pre)
     dz, _ = gradient(device, case, activation, saved)
-    np.testing.assert_allclose(dz, expected, rtol=8 * eps, atol=16 * eps)
+    dz = dz.astype(np.float64)
+    np.testing.assert_allclose(dz, expected, rtol=ulps * eps, atol=2 * ulps * eps)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_memory_that_is_not_a_multiple_of_16_bytes(device, dtype):
-    case = Case((7, 24), False, dtype)
+@pytest.mark.parametrize("rows", [7, 1100])
+def test_memory_that_is_not_a_multiple_of_16_bytes(device, rows, dtype):
+    case = Case((rows, 24), False, dtype)
     aligned, other = (forward(device, case, "silu", misaligned=m) for m in (False, True))
     assert all(a.tobytes() == b.tobytes() for a, b in zip(aligned, other, strict=True))
 

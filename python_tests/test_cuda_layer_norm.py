@@ -88,8 +88,9 @@ def test_shapes(device, shape, subtract_mean, dtype):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_memory_that_is_not_a_multiple_of_16_bytes_or_taken_over(device, dtype):
-    case = Case((7, 72), dtype)
+@pytest.mark.parametrize("rows", [7, 1100])
+def test_memory_that_is_not_a_multiple_of_16_bytes_or_taken_over(device, rows, dtype):
+    case = Case((rows, 72), dtype)
     forward = case.forward(device)
     gradient = case.gradient(device, *forward[1:])
     others = [

@@ -23,6 +23,12 @@ struct Philox {
 struct PhiloxStart {
   std::uint64_t key;
   std::uint64_t counter[2];
+
+  TFO_HOST_DEVICE void Store(std::uint64_t* key_out,
+                             std::uint64_t* counter_out) const {
+    *key_out = key;
+    for (int i = 0; i < 2; ++i) counter_out[i] = counter[i];
+  }
 };
 
 constexpr int kPhiloxRounds = 10;

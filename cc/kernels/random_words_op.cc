@@ -8,8 +8,7 @@ struct CpuEngine {
   static absl::Status Store(tensorflow::OpKernelContext* /*ctx*/,
                             const tfo::PhiloxStart& start, std::uint64_t* key,
                             std::uint64_t* counter) {
-    *key = start.key;
-    for (int i = 0; i < 2; ++i) counter[i] = start.counter[i];
+    start.Store(key, counter);
     return absl::OkStatus();
   }
 };

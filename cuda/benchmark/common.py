@@ -1,6 +1,7 @@
 """What the benchmarks of this folder share: the launchers, the clock, the arguments."""
 
 import argparse
+import importlib.machinery
 import importlib.util
 import statistics
 import sys
@@ -16,7 +17,9 @@ def launchers():
     """Returns the launchers' module, without TensorFlow: its CUDA libraries are not PyTorch's."""
     package = importlib.util.find_spec("tf_fused_ops")
     folders = package.submodule_search_locations if package else []
-    found = [path for folder in folders for path in Path(folder).glob("_cuda.*so")]
+    suffixes = importlib.machinery.EXTENSION_SUFFIXES
+    paths = [Path(folder, f"_cuda{suffix}") for folder in folders for suffix in suffixes]
+    found = [path for path in paths if path.exists()]
     if not found:
         sys.exit("the GPU half is not built: TFO_CUDA=ON pip install -e .")
     spec = importlib.util.spec_from_file_location("_cuda", found[0])

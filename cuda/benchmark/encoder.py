@@ -62,7 +62,11 @@ def train(arguments):
         run = tfo.function(step)
     else:
         run = tf.function(step, jit_compile=arguments.one == "xla")
-    print("losses", *(f"{float(run(inputs, labels)):.4f}" for _ in range(3)))
+    words = ["losses", *(f"{float(run(inputs, labels)):.4f}" for _ in range(3))]
+    if arguments.one == "ours":
+        fused = run.remap_reports[-1].counts()
+        words += ["fused", ", ".join(f"{count} {rule}" for rule, count in fused.items())]
+    print(*words)
     times = []
     for _ in range(ROUNDS):
         before = time.perf_counter()
@@ -93,9 +97,9 @@ def main():
             reason = (done.stderr.strip().splitlines() or ["no word"])[-1]
             print(f"{peer}: failed: {reason}")
             continue
-        losses, milliseconds = done.stdout.strip().splitlines()[-2:]
+        words, milliseconds = done.stdout.strip().splitlines()[-2:]
         measured[peer] = float(milliseconds)
-        print(f"{peer}: {milliseconds} ms a step, {losses}")
+        print(f"{peer}: {milliseconds} ms a step, {words}")
     if "ours" in measured:
         for peer, value in measured.items():
             if peer != "ours":

@@ -113,7 +113,7 @@ inline void __stwb(uint4* to, uint4 value) {
   std::memcpy(to, &value, sizeof(value));
 }
 
-// The device's own are less exact.
+// The device's own are less exact, and its quotients by more than 2^126 zero.
 inline float __expf(float x) { return std::exp(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 
