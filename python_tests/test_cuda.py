@@ -207,7 +207,8 @@ def test_encoder_benchmark():
     program = ROOT / "cuda" / "benchmark" / "encoder.py"
     sizes = ["--batch", "2", "--tokens", "16", "--width", "64", "--layers", "1"]
     command = [sys.executable, program, *sizes, "--policy", "float32", "--peers", "stock,ours"]
-    lines = subprocess.check_output(command, text=True).splitlines()
+    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    lines = subprocess.check_output(command, env=hidden, text=True).splitlines()
     told = re.compile(r"(\w+): [\d.]+ ms a step, losses ([\d.]+) ([\d.]+) ([\d.]+)(?: fused (.*))?")
     (_, *stock, none), (_, *ours, fused) = (told.fullmatch(line).groups() for line in lines[:2])
     assert none is None and {"1 attention", "2 layer_norm"} <= set(fused.split(", "))
