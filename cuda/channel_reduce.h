@@ -87,9 +87,9 @@ __device__ void ReduceColumns(const Columns& columns, const VectorArray& array,
     if (full_rows % thread.step == thread.row && full_rows < columns.rows) {
       const typename Source::Row row = source.Load(array, tail, full_rows);
       keep(kept, row);
-      const std::int64_t left =
-          std::clamp<std::int64_t>(columns.elements - tail, 0, kLanes);
-      sums.AddTail(source, array, tail, row, static_cast<int>(left));
+      const std::int64_t left = columns.elements - tail;
+      const int lanes_left = left < kLanes ? static_cast<int>(left) : kLanes;
+      sums.AddTail(source, array, tail, row, left < 0 ? 0 : lanes_left);
     }
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) lanes[i] = sums.Lane(i);
