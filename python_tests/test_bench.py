@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import time
+import types
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from tf_fused_ops.bench import (
     report,
     table,
     tensorflow_programs,
+    worker,
 )
 from tf_fused_ops.bench.cases import MODES, ApplicationCase, BatchNormCase, ConvCase, MatMulCase
 from tf_fused_ops.bench.contest import Timing
@@ -118,6 +121,30 @@ def test_peer_must_run_what_it_claims(peer, really, message, monkeypatch):
     monkeypatch.setattr(programs, "decorate", tensorflow_programs.Programs(really).decorate)
     with pytest.raises(tensorflow_programs.NotWhatItClaims, match=f"^{message}$"):
         programs.load(case, "step")
+
+
+def test_peer_must_compute_on_the_device():
+    other = "cpu" if tf.config.list_physical_devices("GPU") else "gpu"
+    programs = tensorflow_programs.Programs("stock", other)
+    with pytest.raises(tensorflow_programs.NotWhatItClaims, match=f"^not computed on the {other}$"):
+        programs.load(table.CASES["conv_tiny"], "forward")
+
+
+def test_calls_that_are_timed_together_are_counted():
+    """As on a GPU: the time of a turn is that of one call."""
+    calls, waits = [], []
+    server = worker.Server(
+        types.SimpleNamespace(wait=lambda: waits.append(len(calls))), together=20
+    )
+    server._call = lambda: calls.append(time.sleep(1e-3))
+    (seconds,) = server.run(0)
+    assert waits == [1, 21] and 1e-3 <= seconds < 20e-3
+
+
+def test_card_is_what_was_timed():
+    values = collected(stock=3.0, ours=2.0)
+    values["settings"] = {**SETTINGS, "graphics card": "NVIDIA H200"}
+    assert next(report.lines(values)) == report.hardware(values) == "NVIDIA H200; float32"
 
 
 def collected(**milliseconds):
