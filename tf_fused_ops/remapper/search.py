@@ -326,8 +326,11 @@ def _joint_pattern(rule, specs, attrs):
         else (name, spec)
         for name, spec in specs
     )
-    attrs = rule.scale(_unhashed(attrs), primes)
-    traced = pattern.matchable(_trace_joint(rule, scaled, _hashable(attrs)))
+    try:
+        joint = _trace_joint(rule, scaled, _hashable(rule.scale(_unhashed(attrs), primes)))
+    except ValueError:  # one size is a product of others
+        return pattern.matchable(_trace_joint(rule, specs, attrs))
+    traced = pattern.matchable(joint)
     return pattern.rescale(traced, {prime: size for size, prime in primes.items()})
 
 
