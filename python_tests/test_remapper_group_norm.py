@@ -79,6 +79,18 @@ def instance_norm_by_root(x, scale, offset):
     return scale * ((x - mean) / tf.sqrt(variance + EPSILON)) + offset
 
 
+def by_reciprocal(x, scale, offset):
+    g = grouped(x)
+    mean, variance = moments(g, [1, 2, 4])
+    y = (g - mean) * tf.math.reciprocal(tf.sqrt(variance + EPSILON))
+    return tf.reshape(y, tf.shape(x)) * scale + offset
+
+
+def instance_norm_by_reciprocal(x, scale, offset):
+    mean, variance = moments(x, [1, 2])
+    return scale * ((x - mean) * tf.math.reciprocal(tf.sqrt(variance + EPSILON))) + offset
+
+
 def instance_norm_by_keras(x, scale, offset):
     return keras.ops.layer_normalization(x, axis=[1, 2], epsilon=EPSILON) * scale + offset
 
@@ -116,6 +128,8 @@ LAST = [
     vectors_before,
     instance_norm,
     instance_norm_by_root,
+    by_reciprocal,
+    instance_norm_by_reciprocal,
     instance_norm_by_keras,
 ]
 FIRST = [channels_first, channels_first_in_rows, instance_norm_channels_first]

@@ -74,6 +74,17 @@ def by_squares_scale_first(x, scale, offset):
     return centred(scale * x, tf.reduce_mean(tf.square(x), -1, keepdims=True)) + offset
 
 
+def by_reciprocal(x, scale, offset):
+    mean, variance = moments(x)
+    return (x - mean) * tf.math.reciprocal(tf.sqrt(variance + EPSILON)) * scale + offset
+
+
+def by_reciprocal_scale_first(x, scale, offset):
+    x = x - tf.reduce_mean(x, -1, keepdims=True)
+    variance = tf.reduce_mean(tf.square(x), -1, keepdims=True)
+    return scale * x * tf.math.reciprocal(tf.sqrt(variance + EPSILON)) + offset
+
+
 FORMS = [
     by_keras,
     by_batch_normalization,
@@ -84,6 +95,8 @@ FORMS = [
     by_root,
     by_root_scale_first,
     by_squares_scale_first,
+    by_reciprocal,
+    by_reciprocal_scale_first,
 ]
 
 
@@ -119,6 +132,12 @@ def over(x):
     return tf.sqrt(tf.reduce_mean(tf.square(x), -1, keepdims=True) + EPSILON)
 
 
+def gemma(x, scale):
+    """As KerasHub's Gemma."""
+    square = tf.reduce_mean(tf.square(x), -1, keepdims=True)
+    return x * tf.math.reciprocal(tf.sqrt(square + EPSILON)) * (1.0 + scale)
+
+
 RMS = {
     "keras": lambda x, scale: keras.ops.rms_normalization(x, scale, epsilon=EPSILON),
     "power": lambda x, scale: centred(x, tf.reduce_mean(tf.pow(x, 2), -1, keepdims=True)) * scale,
@@ -128,6 +147,10 @@ RMS = {
     "root": lambda x, scale: scale * (x / over(x)),
     "root alone": lambda x: x / over(x),
     "root, scale first": lambda x, scale: scale * x / over(x),
+    "reciprocal": lambda x, scale: scale * (x * tf.math.reciprocal(over(x))),
+    "reciprocal alone": lambda x: x * tf.math.reciprocal(over(x)),
+    "reciprocal, scale first": lambda x, scale: x * scale * tf.math.reciprocal(over(x)),
+    "gemma": gemma,
 }
 
 
@@ -139,6 +162,36 @@ def test_rms(name, unknown_batch):
     check(RMS[name], operands, {"rms_norm": 1}, unknown_batch=unknown)
     step = step_of(RMS[name])
     check(step, operands, {"rms_norm": 1}, gradients=1, unknown_batch=unknown)
+
+
+# Of which one size of x is the product of others, with another operand of a sum or product.
+PRODUCTS = {
+    # As KerasHub's T5.
+    "a sum": (lambda x, y: RMS["alone"](x) + tf.reshape(y, [2, 12, 32]), (2, 12, 32), (24, 32)),
+    "a factor": (
+        lambda x, y: tf.reshape(y, [2, 12, 1]) * RMS["alone"](x),
+        (2, 12, 32),
+        (24,),
+    ),
+    "a factor of layer norm": (
+        lambda x, y: tf.reshape(y, [2, 12, 1]) * by_batch_normalization(x, None, None),
+        (2, 12, 32),
+        (24,),
+    ),
+    "a factor of as many": (
+        lambda x, y: RMS["alone"](x) * tf.reshape(y, [2, 3, 6]),
+        (2, 3, 6),
+        (36,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_sizes_that_are_products_of_others(name):
+    chain, *shapes = PRODUCTS[name]
+    rules = {"layer_norm" if "layer norm" in name else "rms_norm": 1}
+    check(step_of(chain), random_values(*shapes), rules, gradients=1)
+    check(chain, random_values(*shapes), rules)
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16", "float64"])
@@ -168,6 +221,7 @@ def test_float64():
     operands = random_values((3, 5, 17), (17,), (17,), dtype="float64")
     for form in FORMS[1:]:
         check(step_of(form), operands, {"layer_norm": 1}, gradients=1)
+    check(step_of(gemma), operands[:2], {"rms_norm": 1}, gradients=1)
 
 
 @pytest.mark.parametrize("options", [{}, {"scale": False}, {"center": False}], ids=str)
@@ -244,6 +298,15 @@ def test_half_precision_with_casts(dtype):
     check(step_of(by_keras), operands, {"layer_norm": 1}, gradients=1)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_of_gemma(dtype):
+    def chain(x, scale):
+        return tf.cast(gemma(tf.cast(x, tf.float32), scale), dtype)
+
+    operands = [tf.cast(X, dtype), SCALE]
+    check(step_of(chain), operands, {"rms_norm": 1}, gradients=1)
+
+
 def test_vectors_of_more_dimensions():
     """The result has theirs."""
 
@@ -268,7 +331,11 @@ def test_epsilon_beside_the_root():
         mean, variance = moments(x)
         return scale * (x - mean) / (tf.sqrt(variance) + EPSILON) + offset
 
+    def by_reciprocal(x):
+        return x * tf.math.reciprocal(tf.sqrt(moments(x)[1]) + EPSILON)
+
     check(step_of(chain), [X, SCALE, OFFSET], {})
+    check(step_of(by_reciprocal), [X], {})
 
 
 def test_epsilon_with_more_digits_than_an_attribute():
@@ -296,6 +363,13 @@ def test_values_inside_are_used():
         return y, variance
 
     check(chain, [X], {})
+
+    def root_is_used(x):
+        root = over(x)
+        return x * tf.math.reciprocal(root), root
+
+    compiled = check(root_is_used, [X], {})
+    assert "is an output of the graph" in reasons(compiled)["rms_norm"]
 
 
 def test_switched_off():

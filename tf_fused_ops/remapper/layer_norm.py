@@ -77,10 +77,11 @@ _RMS = {
 
 _SQUARES = ("SquaredDifference", *_RMS)
 
-# By the type of the op that takes the root.
+# By the type of the op that takes the root, or its reciprocal.
 ROOTS = {
     "Rsqrt": lambda x, square: x * tf.math.rsqrt(square),
     "Sqrt": lambda x, square: x / tf.sqrt(square),
+    "Reciprocal": lambda x, square: x * tf.math.reciprocal(tf.sqrt(square)),
 }
 
 
@@ -88,7 +89,7 @@ class LayerNorm(moments.OptionalVectors, Rule):
     """(x - mean) * rsqrt(variance + epsilon) * scale + offset over the last dimension.
 
     The anchor is the op that takes the root: "Rsqrt", or "Sqrt" for (x - mean) / sqrt(variance +
-    epsilon).
+    epsilon), or "Reciprocal" for (x - mean) * reciprocal(sqrt(variance + epsilon)).
 
     Variants, by attribute:
         form: How it is written, a name of `WHOLE` or `_deviations`.

@@ -235,6 +235,8 @@ def halves(view, anchor):
 def variance_under(view, root):
     """Returns what a constant is added to under an op that takes a root, or None."""
     total = root.inputs[0].op
+    if root.type == "Reciprocal" and total.type == "Sqrt":
+        total = total.inputs[0].op
     if total.type != "AddV2":
         return None
     known = [view.constant(tensor) is not None for tensor in total.inputs]
