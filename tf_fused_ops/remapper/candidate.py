@@ -170,6 +170,9 @@ class Candidate:
         return tuple(op for op in shapes if op not in self._inside)
 
     def _leaks(self):
+        for name, tensor in self.match.operands.items():
+            if tensor.op in self.forward_nodes:
+                return f"{name} {tensor.name} is a value inside"
         replaced = {id(tensor) for tensor in self._offered}
         for op in self.nodes:
             for tensor in op.outputs:
