@@ -76,6 +76,14 @@ def test_unrelated_sizes_are_refused():
         (lambda x, y: tf.nn.max_pool2d(x, 2, 2, "SAME"), False),
         (lambda x, y: x[1:], False),
         (lambda x, y: tf.reshape(x, [-1, 4, 4, 3]), False),
+        (lambda x, y: tf.reshape(tf.reshape(x, [-1, 9]), tf.shape(x)), True),
+        (lambda x, y: tf.reshape(x, tf.shape(y)), False),
+        (lambda x, y: tf.repeat(x, 1, -1), True),
+        (lambda x, y: tf.repeat(x, 1, 2), False),
+        (lambda x, y: tf.fill(tf.concat([tf.shape(x)[:-1], [3]], 0), 1.0), True),
+        (lambda x, y: tf.fill(tf.concat([tf.shape(x)[-4:2], tf.shape(x)[2:]], 0), 1.0), True),
+        (lambda x, y: tf.fill(tf.concat([tf.shape(x)[1:3], tf.shape(x)[-2:]], 0), 1.0), False),
+        (lambda x, y: tf.fill(tf.concat([tf.shape(x)[:1], tf.shape(x)[::2], [3]], 0), 1.0), False),
     ],
 )
 def test_dimension(change, same):
@@ -154,6 +162,17 @@ def test_dimension_of_a_product(transposed):
         a = tf.compat.v1.placeholder(tf.float32, [None, 3] if not transposed else [3, None])
         product = tf.matmul(a, tf.ones([3, 5]), transpose_a=transposed)
         assert shapes.dimension(product, 0) == shapes.dimension(a, int(transposed))
+
+
+def test_dimensions_of_repeated_heads():
+    """All but the repeated one are known again, as for queries that share keys."""
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, None, 2, None])
+        y = tf.repeat(x, 3, 2)
+        same = [shapes.dimension(x, axis) == shapes.dimension(y, axis) for axis in range(4)]
+        assert same == [True, True, False, True]
+        assert y.shape[2] == 6
 
 
 def test_dimensions_of_a_concatenation():

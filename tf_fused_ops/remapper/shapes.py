@@ -184,7 +184,7 @@ def _origin(tensor, axis):
             return _UNKNOWN
         return _Origin([(op.inputs[0], int(order[axis]) % tensor.shape.rank)])
     if op.type == "Fill":
-        return _filled(op.inputs[0].op, axis)
+        return _given(op.inputs[0].op, axis)
     if op.type in ("ExpandDims", "StridedSlice"):
         return _indexed(op, axis)
     if op.type in ("GatherV2", "ResourceGather"):
@@ -216,10 +216,12 @@ def _product(op, axis, rank):
 
 
 def _reshaped(op, axis):
-    """The one size that is not known, if all others make up as many elements as before."""
+    """The one size that is not known, if all others make up as many elements as before, or one that
+    was asked of a tensor."""
+    asked = _given(op.inputs[1].op, axis)
     before, after = op.inputs[0].shape, op.outputs[0].shape
-    if before.rank is None:
-        return _UNKNOWN
+    if asked is not _UNKNOWN or before.rank is None:
+        return asked
     before, after = before.as_list(), after.as_list()
     if before.count(None) != 1 or after.count(None) != 1:
         return _UNKNOWN
@@ -237,17 +239,46 @@ def _gathered(op, axis):
     return _Origin([(indices, axis)])
 
 
-def _filled(shape, axis):
-    """Returns where an axis of a tensor has its size from, given the op that makes its shape."""
-    if shape.type == "Shape":
-        return _Origin([(shape.inputs[0], axis)])
-    if shape.type != "Pack":
-        return _UNKNOWN
-    element = folding.element(shape.inputs[axis].op)
-    if element is None or element[0].type != "Shape" or element[0].inputs[0].shape.rank is None:
-        return _UNKNOWN
-    source = element[0].inputs[0]
-    return _Origin([(source, element[1] % source.shape.rank)])
+def _given(shape, index):
+    """Returns where an element of a shape is from, given the op that makes the shape."""
+    while shape.type != "Shape":
+        if shape.type == "Pack":
+            found = folding.element(shape.inputs[index].op)
+        elif shape.type == "ConcatV2":
+            found = _piece(shape.inputs[:-1], index)
+        elif shape.type == "StridedSlice":
+            found = _sliced(shape, index)
+        else:
+            return _UNKNOWN
+        if found is None:
+            return _UNKNOWN
+        shape, index = found
+    source = shape.inputs[0]
+    return _UNKNOWN if source.shape.rank is None else _Origin([(source, index % source.shape.rank)])
+
+
+def _piece(vectors, index):
+    """Returns which op's output an element of a concatenation is from, and its index there."""
+    for vector in vectors:
+        length = vector.shape[0]
+        if length is None:
+            return None
+        if index < length:
+            return vector.op, index
+        index -= length
+    return None
+
+
+def _sliced(op, index):
+    """Returns of which op's output a slice takes an element, and its index there."""
+    begin, strides = (tensor_util.constant_value(op.inputs[i]) for i in (1, 3))
+    length = op.inputs[0].shape[0]
+    if begin is None or strides is None or begin.size != 1 or strides[0] != 1 or length is None:
+        return None
+    if any(op.get_attr(f"{name}_mask") for name in ("new_axis", "ellipsis", "shrink_axis")):
+        return None
+    first = 0 if op.get_attr("begin_mask") else slice(int(begin[0]), None).indices(length)[0]
+    return op.inputs[0].op, first + index
 
 
 def _indexed(op, axis):
