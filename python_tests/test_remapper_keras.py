@@ -21,6 +21,18 @@ ACTIVATIONS = {
 }
 LAYERS = {
     "matmul_bias": (lambda activation: keras.layers.Dense(5, activation=activation), (6, 7)),
+    "matmul": (
+        lambda activation: keras.layers.Dense(5, activation=activation, use_bias=False),
+        (6, 7),
+    ),
+    "dense": (
+        lambda activation: keras.layers.Dense(5, activation=activation, use_bias=False),
+        (2, 3, 7),
+    ),
+    "batch_matmul": (
+        lambda activation: keras.layers.EinsumDense("abc,cd->abd", (None, 5), activation),
+        (2, 3, 7),
+    ),
     "conv2d_bias": (
         lambda activation: keras.layers.Conv2D(4, 3, activation=activation),
         (2, 6, 6, 3),
@@ -202,12 +214,13 @@ DENSE = {
 }
 
 
+@pytest.mark.parametrize("family", ["dense_bias", "dense"])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("name", DENSE)
-def test_dense_of_higher_rank(name, residual):
+def test_dense_of_higher_rank(name, residual, family):
     """What Keras makes of a dense layer on sequences: tensordot, in static and dynamic form."""
     shape, known = DENSE[name]
-    layer = keras.layers.Dense(6)
+    layer = keras.layers.Dense(6, use_bias=family == "dense_bias")
     layer.build(shape)
 
     def step(x):
@@ -221,20 +234,22 @@ def test_dense_of_higher_rank(name, residual):
     compiled = function(step, input_signature=signature)
     args = values(shape)
     assert_same(compiled(*args), tf.function(step, input_signature=signature)(*args), units=256)
-    rule = "dense_bias_add_gelu_erf" if residual else "dense_bias_gelu_erf"
+    rule = f"{family}_add_gelu_erf" if residual else f"{family}_gelu_erf"
     assert (rule_counts(compiled), gradient_count(compiled)) == ({rule: 1}, 1)
     assert "MatMul" not in op_counts(compiled.get_concrete_function())
 
 
-def test_dense_of_higher_rank_with_broadcast_side_input():
-    layer = keras.layers.Dense(6)
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_dense_of_higher_rank_with_broadcast_side_input(use_bias):
+    layer = keras.layers.Dense(6, use_bias=use_bias)
     layer.build((2, 3, 6))
 
     def forward(x, side):
         return tf.nn.relu(layer(x) + side)
 
-    compiled = check(forward, values((2, 3, 6), (2, 1, 6)), {"dense_bias": 1})
-    assert "may broadcast" in reasons(compiled)["dense_bias_add_relu"]
+    family, fused = ("dense_bias_add", {"dense_bias": 1}) if use_bias else ("dense_add", {})
+    compiled = check(forward, values((2, 3, 6), (2, 1, 6)), fused)
+    assert "may broadcast" in reasons(compiled)[f"{family}_relu"]
 
 
 def test_product_in_another_layout():

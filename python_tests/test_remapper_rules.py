@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from remapping import assert_same, check, op_counts, plain, rule_counts, values
+from remapping import assert_same, check, in_training, op_counts, plain, rule_counts, values
 from tensorflow.python.framework import op_def_registry
 
 from tf_fused_ops.function import function
@@ -26,11 +26,19 @@ SHAPES = {
     "conv1d_bias_add": [*CONV1D, (2, 6, 4)],
     "conv2d_bias": CONV,
     "conv2d_bias_add": [*CONV, (2, 6, 5, 4)],
+    "matmul": MATMUL[:2],
+    "matmul_add": [*MATMUL[:2], (6, 5)],
     "matmul_bias": MATMUL,
     "matmul_bias_add": [*MATMUL, (6, 5)],
+    "dense": DENSE[:2],
+    "dense_add": [*DENSE[:2], (2, 3, 5)],
     "dense_bias": DENSE,
     "dense_bias_add": [*DENSE, (2, 3, 5)],
+    "batch_matmul": DENSE[:2],
+    "batch_matmul_add": [*DENSE[:2], (2, 3, 5)],
     "batch_matmul_bias": DENSE,
+    "batch_matmul_bias_add": [*DENSE, (2, 3, 5)],
+    "einsum": DENSE[:2],
     "einsum_bias": DENSE,
     "heads_bias": [(2, 3, 7), (7, 10), (2, 5)],
     "batch_norm": BATCH_NORM,
@@ -58,7 +66,7 @@ SHAPES = {
 DECOMPOSED = {"epsilon": 1e-3, "scaled": True, "centered": True, "reshaped": False, "half": None}
 SOFTMAX = {
     **{"scaled": "Mul", "scale": 0.125, "half": None},
-    **dict.fromkeys(("masked", "filled", "zeroed"), False),
+    **dict.fromkeys(("masked", "filled", "zeroed", "late"), False),
 }
 MOMENTS = DECOMPOSED | {"form": "moments", "scaled_first": False}
 VARIANTS = {
@@ -77,6 +85,7 @@ VARIANTS = {
         "heads_first": False,
         "rank": 4,
         "dropped": False,
+        "biased": None,
     },
 }
 # Every spelling of every activation is tried alone and after one chain; the others take the first.
@@ -147,7 +156,7 @@ def test_outer_tape(rule):
         return rule.stock(attrs(rule), **dict(zip(named, args, strict=True)))["y"]
 
     def gradients(fn):
-        sources = [named[name] for name in rule.differentiable]
+        sources = [named[name] for name in named if name in type(rule).differentiable]
         with tf.GradientTape() as tape:
             tape.watch(sources)
             y = fn(*named.values())
@@ -175,7 +184,7 @@ def test_inner_tape(rule, batch):
 
     def step(dy, *args):
         inputs = dict(zip(named, args, strict=True))
-        sources = [inputs[name] for name in rule.differentiable]
+        sources = [inputs[name] for name in named if name in type(rule).differentiable]
         with tf.GradientTape() as tape:
             tape.watch(sources)
             y = rule.stock(attrs(rule), **inputs)["y"]
@@ -185,8 +194,7 @@ def test_inner_tape(rule, batch):
     check(
         step,
         [dy, *named.values()],
-        {rule.name: 1},
-        gradients=1,
+        *in_training(rule.name),
         unknown_batch=unknown if batch == "unknown batch" else (),
     )
 
@@ -212,18 +220,20 @@ def test_convolution_attributes_are_kept(name):
     check(step, values(*CONV), {rule.name: 1}, gradients=1)
 
 
+@pytest.mark.parametrize("family", ["matmul_bias", "matmul"])
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("transpose_a", [False, True])
-def test_transposes(transpose_a, transpose_b):
-    def step(a, b, bias):
+def test_transposes(transpose_a, transpose_b, family):
+    def step(a, b, *bias):
         with tf.GradientTape() as tape:
-            tape.watch([a, b, bias])
+            tape.watch([a, b, *bias])
             z = tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
-            y = tf.nn.gelu(tf.nn.bias_add(z, bias))
-        return y, tape.gradient(y, [a, b, bias])
+            y = tf.nn.gelu(tf.nn.bias_add(z, *bias) if bias else z)
+        return y, tape.gradient(y, [a, b, *bias])
 
-    shapes = [(7, 6) if transpose_a else (6, 7), (5, 7) if transpose_b else (7, 5), (5,)]
-    check(step, values(*shapes), {"matmul_bias_gelu_erf": 1}, gradients=1)
+    shapes = [(7, 6) if transpose_a else (6, 7), (5, 7) if transpose_b else (7, 5)]
+    shapes += [(5,)] if family == "matmul_bias" else []
+    check(step, values(*shapes), {f"{family}_gelu_erf": 1}, gradients=1)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.5, -0.5])
@@ -241,7 +251,11 @@ def test_leaky_slope_is_kept(alpha):
     ("family", "dtype"),
     [
         (family, dtype)
-        for family in ("conv2d_bias", "matmul_bias", "batch_norm")
+        for family in (
+            *("conv2d_bias", "matmul_bias", "batch_norm"),
+            *("matmul", "matmul_add", "dense", "dense_add", "batch_matmul", "batch_matmul_add"),
+            *("batch_matmul_bias_add", "einsum"),
+        )
         for dtype in ("float16", "bfloat16", "float64")
         # FusedBatchNormV3 has no float64.
         if (family, dtype) != ("batch_norm", "float64")
@@ -321,25 +335,45 @@ def test_every_activation_of_the_ops_has_a_row():
     assert names == {value.decode() for value in allowed}
 
 
+def tensordot(x, w):
+    return tf.tensordot(x, w, 1)
+
+
+# The family without side input -> the contraction and shapes for which its output has that of x.
+RESIDUAL = {
+    "conv2d_bias": (
+        lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"),
+        [(2, 6, 5, 4), (3, 3, 4, 4), (4,)],
+    ),
+    "matmul_bias": (tf.matmul, [(6, 7), (7, 7), (7,)]),
+    "matmul": (tf.matmul, [(6, 7), (7, 7)]),
+    "batch_matmul_bias": (tf.matmul, [(3, 5, 7), (7, 7), (7,)]),
+    "batch_matmul": (tf.matmul, [(3, 5, 7), (7, 7)]),
+    "dense_bias": (tensordot, [(3, 5, 7), (7, 7), (7,)]),
+    "dense": (tensordot, [(3, 5, 7), (7, 7)]),
+}
+
+
 @pytest.mark.parametrize("side_first", [False, True])
 @pytest.mark.parametrize("form", ["add", "add_n"])
-@pytest.mark.parametrize("family", ["conv2d_bias", "matmul_bias"])
-def test_residual(family, form, side_first):
+@pytest.mark.parametrize("activation", ["relu", "silu", "identity"])
+@pytest.mark.parametrize("family", RESIDUAL)
+def test_residual(family, activation, form, side_first):
     """A residual connection of unknown batch: the sum in both forms and orders."""
-    shapes = (
-        [(2, 6, 5, 4), (3, 3, 4, 4), (4,)] if family == "conv2d_bias" else [(6, 7), (7, 7), (7,)]
-    )
+    product, shapes = RESIDUAL[family]
 
-    def step(x, w, b):
+    def step(x, w, *b):
         with tf.GradientTape() as tape:
-            tape.watch([x, w, b])
-            z = tf.nn.conv2d(x, w, 1, "SAME") if family == "conv2d_bias" else tf.matmul(x, w)
-            operands = [tf.nn.bias_add(z, b), x]
+            tape.watch([x, w, *b])
+            z = product(x, w)
+            operands = [tf.nn.bias_add(z, *b) if b else z, x]
             operands = operands[::-1] if side_first else operands
-            y = tf.nn.silu(tf.add_n(operands) if form == "add_n" else operands[0] + operands[1])
-        return y, tape.gradient(y, [x, w, b])
+            total = tf.add_n(operands) if form == "add_n" else operands[0] + operands[1]
+            y = total if activation == "identity" else getattr(tf.nn, activation)(total)
+        return y, tape.gradient(y, [x, w, *b])
 
-    check(step, values(*shapes), {f"{family}_add_silu": 1}, gradients=1, unknown_batch=[0])
+    rule = f"{family}_add" if activation == "identity" else f"{family}_add_{activation}"
+    check(step, values(*shapes), *in_training(rule), unknown_batch=[0])
 
 
 SUMS = {

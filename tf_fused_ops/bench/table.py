@@ -20,6 +20,8 @@ _CONV_MACS = 8 * 28 * 28 * 9 * 128 * 128
 _VECTORS = [_CHANNELS] * 4
 _TOKENS = (16, 128, 256)
 _HIDDEN = (16, 128, 1024)
+_WEIGHTS = (256, 1024)
+_HEADS = (16, 128, 8, 32)
 _TOKEN_MACS = 16 * 128 * 256 * 1024
 
 
@@ -66,37 +68,34 @@ _RULES = {
         _CHANNELS,
         macs=16 * 512 * 5 * 128 * 128,
     ),
+    **_both("matmul", (2048, 256), _WEIGHTS, result=(2048, 1024), macs=_TOKEN_MACS),
     **_rule(
         "matmul_bias_add",
         (2048, 256),
-        (256, 1024),
+        _WEIGHTS,
         (1024,),
         result=(2048, 1024),
         macs=_TOKEN_MACS,
     ),
+    **_both("dense", _TOKENS, _WEIGHTS, result=_HIDDEN, macs=_TOKEN_MACS, act="silu"),
     **_both(
         "dense_bias",
         _TOKENS,
-        (256, 1024),
+        _WEIGHTS,
         (1024,),
         result=_HIDDEN,
         macs=_TOKEN_MACS,
         act="gelu_erf",
     ),
-    **_rule(
-        "batch_matmul_bias",
-        _TOKENS,
-        (256, 1024),
-        (1024,),
-        result=_HIDDEN,
-        macs=_TOKEN_MACS,
-    ),
+    **_both("batch_matmul", _TOKENS, _WEIGHTS, result=_HIDDEN, macs=_TOKEN_MACS, act="gelu_tanh"),
+    **_both("batch_matmul_bias", _TOKENS, _WEIGHTS, (1024,), result=_HIDDEN, macs=_TOKEN_MACS),
+    **_rule("einsum", _TOKENS, (256, 8, 32), result=_HEADS, macs=_TOKEN_MACS // 4),
     **_rule(
         "einsum_bias",
         _TOKENS,
         (256, 8, 32),
         (8, 32),
-        result=(16, 128, 8, 32),
+        result=_HEADS,
         macs=_TOKEN_MACS // 4,
         act="none",
     ),
@@ -105,7 +104,7 @@ _RULES = {
         _TOKENS,
         (256, 256),
         (8, 32),
-        result=(16, 128, 8, 32),
+        result=_HEADS,
         macs=_TOKEN_MACS // 4,
         act="none",
     ),
@@ -142,9 +141,7 @@ _NEVER_ALONE = ("grouped_conv2d", "attention", "softmax", "dropout", "sparse_cro
 # Those whose backward pass is timed alone, too; of these two the other groups have the whole.
 _ALONE = {
     **_rule("conv2d_bias", _IMAGES, _FILTERS, _CHANNELS, macs=_CONV_MACS),
-    **_rule(
-        "matmul_bias", (2048, 256), (256, 1024), (1024,), result=(2048, 1024), macs=_TOKEN_MACS
-    ),
+    **_rule("matmul_bias", (2048, 256), _WEIGHTS, (1024,), result=(2048, 1024), macs=_TOKEN_MACS),
     **{
         name: case
         for name, case in _RULES.items()

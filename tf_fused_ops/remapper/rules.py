@@ -41,8 +41,16 @@ _CHAINS = {
     product.DenseBiasAct: product.DenseBiasAct,
     product.DenseBiasAddAct: product.DenseBiasAct,
     product.BatchMatMulBiasAct: product.BatchMatMulBiasAct,
+    product.BatchMatMulBiasAddAct: product.BatchMatMulBiasAct,
     product.HeadsBiasAct: product.HeadsBiasAct,
     product.EinsumBiasAct: product.EinsumBiasAct,
+    product.MatMulAct: product.MatMulAct,
+    product.MatMulAddAct: product.MatMulAct,
+    product.DenseAct: product.DenseAct,
+    product.DenseAddAct: product.DenseAct,
+    product.BatchMatMulAct: product.BatchMatMulAct,
+    product.BatchMatMulAddAct: product.BatchMatMulAct,
+    product.EinsumAct: product.EinsumAct,
     batch_norm.BatchNormAct: batch_norm.BatchNormAct,
     batch_norm.BatchNormAddAct: batch_norm.BatchNormAct,
     conv_batch_norm.ConvBatchNormAct: conv_batch_norm.ConvBatchNormAct,
@@ -58,8 +66,11 @@ _CHAINS = {
     moments.GivenBatchNormAct: moments.GivenBatchNormAct,
     moments.GivenBatchNormAddAct: moments.GivenBatchNormAct,
 }
-# TensorFlow has one op for these already.
-_BARE = {batch_norm.BatchNormAct, convolution.Conv2DAct}
+# TensorFlow has one op for these already, or does not have to compute anything else.
+_BARE = {
+    *(batch_norm.BatchNormAct, convolution.Conv2DAct, product.MatMulAct, product.DenseAct),
+    *(product.BatchMatMulAct, product.EinsumAct),
+}
 
 
 def _table():
