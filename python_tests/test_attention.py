@@ -59,9 +59,11 @@ def stock(mask=None, scale=1.0, heads_first=False, zero_masked=False, rate=0.0, 
     dropout are of a dtype, if it is not that of the operands."""
     _, to_scores, to_output = layout(heads_first)
 
-    def function(query, key, value):
+    def function(query, key, value, bias=None):
         z = tf.einsum(to_scores, query, key)
         z = (tf.cast(z, tf.float32) if z.dtype.size == 2 else z) * scale
+        if bias is not None:
+            z += tf.cast(bias, z.dtype)
         if mask is not None:
             z = tf.where(mask, z, tf.constant(MASKED, z.dtype))
         weights = tf.cast(tf.nn.softmax(z), value.dtype)
@@ -76,31 +78,47 @@ def stock(mask=None, scale=1.0, heads_first=False, zero_masked=False, rate=0.0, 
     return function
 
 
-def outputs(function, query, key, value, dy):
-    """Returns y and the gradients of query, key and value."""
-    operands = [tf.constant(x) for x in (query, key, value)]
-    return [function(*operands), *gradients_of(function, operands, tf.constant(dy))]
+def outputs(function, *args):
+    """Returns y and the gradients of query, key, value and bias, if there is one, given these and
+    dy."""
+    *operands, dy = map(tf.constant, args)
+    return [function(*operands), *gradients_of(function, operands, dy)]
+
+
+def bias_for(shape, dtype, seed=0):
+    return tf.cast(tf.constant(np.random.default_rng(seed).normal(0, 0.5, shape)), dtype).numpy()
 
 
 def check(
-    shape, dtype, mask=None, scale=0.2, heads_first=False, zero_masked=False, rate=0.0, seed=0
+    shape,
+    dtype,
+    mask=None,
+    scale=0.2,
+    heads_first=False,
+    zero_masked=False,
+    rate=0.0,
+    seed=0,
+    bias=(),
 ):
+    """Compares with stock; `bias` is empty or has its shape."""
     args = tensors(shape, dtype, heads_first, seed)
+    args[3:3] = [bias_for(sizes, dtype, seed) for sizes in bias]
     theirs = stock(mask, scale, heads_first, zero_masked, rate, tf.as_dtype(dtype))
     options = {"heads_first": heads_first, "zero_masked": zero_masked}
     if rate:
         options |= {"dropout_rate": rate, "seed": SEED}
 
-    def ours(query, key, value):
-        return attention(query, key, value, mask, scale, **options)
+    def ours(query, key, value, bias=None):
+        return attention(query, key, value, mask, scale, bias=bias, **options)
 
     runs = outputs(ours, *args), outputs(theirs, *args)
     wide = [value.astype(np.float64) for value in args]
-    query, key, value, dy = (np.abs(x).max() for x in wide)
+    query, key, value, *_, dy = (np.abs(x).max() for x in wide)
     # A gradient of a score is a difference of two sums, which may be all of it.
-    dscore = abs(scale) * dy * value * np.sqrt(shape[-1])
+    dz = dy * value * np.sqrt(shape[-1])
+    sizes = [0, abs(scale) * dz * key, abs(scale) * dz * query, 0, dz]
     for name, size, found, *others in zip(
-        NAMES, (0, dscore * key, dscore * query, 0), *runs, outputs(theirs, *wide), strict=True
+        (*NAMES, "bias_grad"), sizes, *runs, outputs(theirs, *wide), strict=False
     ):
         assert_as_exact(name, found, *others, dtype, size)
 
@@ -124,14 +142,32 @@ def test_forward_and_gradient(shape, heads_first, dtype, isa):
     zero_masked=st.booleans(),
     rate=st.sampled_from([0.0, 0.5]),
     seed=st.integers(0, 1000),
+    biased=st.integers(0, 31),
 )
-def test_random_shapes(shape, kept, dtype, scale, heads_first, zero_masked, rate, seed):
-    """Of masks, some dimensions, and the first ones, are broadcast."""
+def test_random_shapes(shape, kept, dtype, scale, heads_first, zero_masked, rate, seed, biased):
+    """Of masks and biases, some dimensions, and the first ones, are broadcast."""
     batch, queries, keys, heads, *_ = shape
-    sizes = [size if kept >> i & 1 else 1 for i, size in enumerate((batch, heads, queries))]
-    mask = mask_for([*sizes, keys][kept % 4 :], seed) if kept & 16 else None
+
+    def broadcast(bits):
+        sizes = [size if bits >> i & 1 else 1 for i, size in enumerate((batch, heads, queries))]
+        return [*sizes, keys][bits % 4 :]
+
+    mask = mask_for(broadcast(kept), seed) if kept & 16 else None
     zero_masked &= mask is not None
-    check(shape, dtype, mask, scale, heads_first, zero_masked, rate, seed)
+    bias = [broadcast(biased)] if biased & 16 else []
+    check(shape, dtype, mask, scale, heads_first, zero_masked, rate, seed, bias)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bias(shape, masked, dtype, isa):
+    """Of all scores, whose gradient is theirs, or of all heads and keys."""
+    batch, queries, keys, heads, *_ = shape
+    mask = np.tri(queries, keys, dtype=bool) if masked else None
+    sizes = [heads, 1, keys] if masked else [batch, heads, queries, keys]
+    check(shape, dtype, mask, heads_first=masked, bias=[sizes])
+    assert _library.isa() == isa
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
@@ -193,6 +229,21 @@ BLOCKS = [left_padding, window, some_nothing]
 def test_blocks_of_which_nothing_is_kept(lengths, make_mask, dtype, isa):
     queries, keys = lengths
     check((2, queries, keys, 2, 24, 17), dtype, make_mask(queries, keys))
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("make_mask", [window, some_nothing])
+def test_bias_beside_blocks_of_which_nothing_is_kept(make_mask, dtype, isa):
+    check((1, 700, 700, 2, 8, 8), dtype, make_mask(700, 700), bias=[[1, 2, 700, 700]])
+
+
+def test_bias_as_mask(isa):
+    """Minus infinity for keys of padding, in a gradient that does not ask for the bias's."""
+    args = tensors((2, 150, 600, 2, 8, 5), "float64")
+    bias = np.where(np.arange(600) < [[70], [599]], 0, -np.inf)[:, None, None]
+    found = outputs(lambda *a: attention(*a, scale=0.5, bias=bias), *args)
+    expected = outputs(stock(bias == 0, 0.5), *args)
+    assert_all_close(found, expected)
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
@@ -355,21 +406,23 @@ MASK = mask_for((2, 1, 1, 4), 3)
 
 
 def problem():
-    return [tf.constant(v) for v in tensors((2, 3, 4, 2, 5, 3), "float64")]
+    """Returns query, key, value, bias and dy."""
+    *operands, dy = tensors((2, 3, 4, 2, 5, 3), "float64")
+    return [tf.constant(v) for v in (*operands, bias_for((2, 1, 4), "float64"), dy)]
 
 
-def masked(query, key, value):
-    return attention(query, key, value, MASK, 0.5, dropout_rate=0.5, seed=SEED)
+def masked(query, key, value, bias):
+    return attention(query, key, value, MASK, 0.5, dropout_rate=0.5, seed=SEED, bias=bias)
 
 
-def by_reference(query, key, value):
+def by_reference(query, key, value, bias):
     random = tf.raw_ops.StatelessRandomGetKeyCounter(seed=SEED)
     options = {"scale": 0.5, "masked": MASKED, "dropout_rate": 0.5, "dropout_scale": 2.0}
-    return reference.attention(query, key, value, MASK, random, **options)[0]
+    return reference.attention(query, key, value, MASK, bias, random, **options)[0]
 
 
 def test_against_finite_differences():
-    theory, numbers = tf.test.compute_gradient(masked, problem()[:3], delta=1e-4)
+    theory, numbers = tf.test.compute_gradient(masked, problem()[:4], delta=1e-4)
     for found, expected in zip(theory, numbers, strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-6, rtol=1e-5)
 
@@ -383,28 +436,29 @@ def test_second_order():
     assert_all_close(in_function(masked, operands, dy, weights), expected)
 
 
-@pytest.mark.parametrize("watched", range(3))
+@pytest.mark.parametrize("watched", range(4))
 def test_what_the_op_keeps_has_gradients(watched):
     """They are stock's."""
-    operands = problem()[:3]
+    operands = problem()[:4]
     options = {"scale": 0.5, "masked": MASKED, "dropout_rate": 0.25, "dropout_scale": 1.5}
     random = tf.raw_ops.StatelessRandomGetKeyCounter(seed=SEED)
 
-    def ours(query, key, value):
+    def ours(query, key, value, bias):
         rng_key, rng_counter = ([words] for words in random)
         return _library.ops.tf_fused_ops_attention(
             query=query,
             key=key,
             value=value,
             mask=[MASK],
+            bias=[bias],
             rng_key=rng_key,
             rng_counter=rng_counter,
             U=tf.float64,
             **options,
         )
 
-    def theirs(*tensors):
-        return reference.attention(*tensors, MASK, random, **options)
+    def theirs(query, key, value, bias):
+        return reference.attention(query, key, value, MASK, bias, random, **options)
 
     gradients = []
     for function in (ours, theirs):

@@ -52,6 +52,7 @@ OPS = {
         lambda query, key, value, mask: attention(query, key, value, mask > 0),
         ATTENTION | {"mask": (2, 1, 5, 6)},
     ),
+    "biased_attention": (attention, ATTENTION | {"bias": (2, 1, 5, 6)}),
     "masked_softmax": (lambda x, mask: softmax(x, mask > 0), SOFTMAX | {"mask": (2, 1, 3)}),
 }
 DROPPING = ("dropout", "dropped_attention")
@@ -120,6 +121,8 @@ WRONG_SHAPES = [
     ("attention", {"heads_first": True}, "key"),
     *[("masked_attention", {"mask": v}, "mask") for v in ((), (1,), (5, 1), (5, 3, 6, 6))],
     ("masked_attention", {"mask": (1, 2, 1, 5, 6)}, "mask"),
+    *[("biased_attention", {"bias": v}, "bias") for v in ((), (1,), (5, 1), (5, 3, 6, 6))],
+    ("biased_attention", {"bias": (1, 2, 1, 5, 6)}, "bias"),
     ("cross_entropy", {"logits": ()}, "logits"),
     *[("cross_entropy", {"labels": v}, "labels") for v in ((), (2,), (5, 2), (2, 5, 3), (2, 1))],
     ("batch_norm", {"x": (3,)}, "x"),
@@ -200,6 +203,7 @@ WRONG_DTYPES = [
     ("attention", {"query": tf.int32}, "query"),
     ("attention", {"key": tf.float64}, "key"),
     ("attention", {"value": tf.float16}, "value"),
+    ("biased_attention", {"bias": tf.float64}, "bias"),
     ("group_norm", {"scale": tf.float64}, "scale"),
     ("group_norm", {"offset": tf.float16}, "offset"),
     ("batch_norm", {"x": tf.bool}, "x"),
@@ -326,12 +330,12 @@ RAW |= {
         "logits": (2, 5, 3),
         **dict.fromkeys(("dloss", "labels", "largest", "inverse_sum"), (2, 5)),
     },
-    "attention": ATTENTION | {"mask": [], "rng_key": [], "rng_counter": []},
+    "attention": ATTENTION | {"mask": [], "bias": [], "rng_key": [], "rng_counter": []},
     "attention_grad": {
         **ATTENTION,
         **dict.fromkeys(("dy", "y"), (2, 5, 3, 7)),
         **dict.fromkeys(("largest", "inverse_sum"), (2, 3, 5)),
-        **{"mask": [], "rng_key": [], "rng_counter": []},
+        **{"mask": [], "bias": [], "rng_key": [], "rng_counter": []},
     },
     "batch_norm_moments": {"x": (2, 5, 3)},
     "batch_norm_apply": {**BATCH_NORM, "moments": (2, 3, 3), "side_input": []},
@@ -386,6 +390,8 @@ WRONG_RAW_CALLS = [
     ("attention_grad", {"key": (2, 6, 3, 3)}, "key"),
     ("attention_grad", {"largest": (2, 5, 3)}, "largest"),
     ("attention_grad", {"inverse_sum": ()}, "inverse_sum"),
+    ("attention_grad", {"bias": [(5,)]}, "bias"),
+    ("attention_grad", {"bias_gradient": True}, "bias"),
     *[("dropout", {"rng_key": v}, "rng_key") for v in ((), (0,), (2,), (1, 1))],
     *[("dropout", {"rng_counter": v}, "rng_counter") for v in ((), (1,), (3,), (2, 1))],
     *[

@@ -1,5 +1,7 @@
 """Attention: which spellings are fused, what is left to the softmax alone, and to stock."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -80,6 +82,22 @@ def by_letters(equation):
     return lambda *factors: tf.einsum(equation, *factors)
 
 
+def by_keras_einsum(equation):
+    """Which is spelled with products of transposed operands."""
+    return lambda *factors: keras.ops.einsum(equation, *factors)
+
+
+def beside(scale=lambda z: z, mask=None):
+    """As in KerasHub's models."""
+
+    def chain(query, key, value):
+        z = scale(by_keras_einsum("bquh,bkuh->buqk")(query, key))
+        weights = tf.nn.softmax(z if mask is None else tf.where(mask, z, -1e9))
+        return by_keras_einsum("buqk,bkuh->bquh")(weights, value)
+
+    return chain
+
+
 # The chain, its operands, and attributes of the fused op: scale, masks, whether heads are first.
 FORMS = {
     "einsum": (by_einsum("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd"), BESIDE, (0.5, 0, False)),
@@ -106,6 +124,29 @@ FORMS = {
     "masked": (masked, BESIDE, (0.5, 1, False)),
     "zeros where masked": (zeroed, BESIDE, (1.0, 1, False)),
     "flipped": (flipped, BESIDE, (0.5, 0, False)),
+    "beside": (beside(), BESIDE, (1.0, 0, False)),
+    "beside, scaled": (beside(lambda z: z * 0.5), BESIDE, (0.5, 0, False)),
+    "beside, divided": (beside(lambda z: z / 4.5), BESIDE, (1 / 4.5, 0, False)),
+    "beside, masked": (beside(lambda z: z * 0.5, MASK), BESIDE, (0.5, 1, False)),
+    "beside, dropout": (
+        dropping(by_keras_einsum("bquh,bkuh->buqk"), by_keras_einsum("buqk,bkuh->bquh")),
+        BESIDE,
+        (1.0, 0, False),
+    ),
+    "beside, dropout of masked": (
+        dropping(by_keras_einsum("bquh,bkuh->buqk"), by_keras_einsum("buqk,bkuh->bquh"), MASK),
+        BESIDE,
+        (1.0, 1, False),
+    ),
+    "beside, products of transposed": (
+        lambda query, key, value: tf.transpose(
+            tf.nn.softmax(tf.transpose(query, [0, 2, 1, 3]) @ tf.transpose(key, [0, 2, 3, 1]))
+            @ tf.transpose(value, [0, 2, 1, 3]),
+            [0, 2, 1, 3],
+        ),
+        BESIDE,
+        (1.0, 0, False),
+    ),
     "dropout": (
         dropping(by_letters("bqhd,bkhd->bhqk"), by_letters("bhqk,bkhd->bqhd")),
         BESIDE,
@@ -140,6 +181,7 @@ def attributes(compiled, op_type=FUSED[0]):
 BATCHES = (
     *("matmul", "transposition", "three dimensions", "flipped"),
     "dropout with heads first",
+    *(name for name in FORMS if name.startswith("beside")),
 )
 
 
@@ -158,17 +200,25 @@ def test_forms(name, unknown_batch):
 
 @pytest.mark.parametrize(
     ("dtype", "cast"),
-    [("float64", False), *((dtype, cast) for dtype in ("float16", "bfloat16") for cast in (0, 1))],
+    [
+        ("float64", None),
+        *itertools.product(("float16", "bfloat16"), (None, "products", "scores")),
+    ],
 )
 @pytest.mark.parametrize("dropped", [False, True])
-def test_dtypes(dtype, cast, dropped):
+@pytest.mark.parametrize("einsum", [tf.einsum, keras.ops.einsum])
+def test_dtypes(dtype, cast, dropped, einsum):
+    """Half precision with and without float32 for the softmax, as Keras's layers have it, which
+    scale before or after the cast."""
+
     def chain(query, key, value):
-        z = tf.einsum("bqhd,bkhd->bhqk", query, key)
-        weights = tf.nn.softmax((tf.cast(z, tf.float32) if cast else z) * 0.5)
+        z = einsum("bqhd,bkhd->bhqk", query, key)
+        z = (tf.cast(z, tf.float32) if cast == "products" else z) * 0.5
+        weights = tf.nn.softmax(tf.cast(z, tf.float32) if cast == "scores" else z)
         weights = tf.cast(weights, dtype)
         if dropped:
             weights = tf.nn.experimental.stateless_dropout(weights, 0.5, seed=[1, 2])
-        return tf.einsum("bhqk,bkhd->bqhd", weights, value)
+        return einsum("bhqk,bkhd->bqhd", weights, value)
 
     operands = [tf.cast(x, dtype) for x in BESIDE]
     check(step_of(chain), operands, {"attention": 1}, gradients=1)
@@ -227,6 +277,51 @@ def test_keras_layer(name, unknown, policy, rate):
             assert attributes(compiled, op_type)[1] == (name != "bare")
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("known", [(2, 6), (None, 6), (None, None)], ids=str)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_grouped_queries(groups, known, policy, rate):
+    """As KerasHub's Llama has them: heads of keys are repeated."""
+
+    def make():
+        keras.utils.set_random_seed(0)
+        projections = [
+            keras.layers.EinsumDense("bqm,muh->bquh", (None, heads, 8), dtype=policy)
+            for heads in (4, 4 // groups, 4 // groups)
+        ]
+        output = keras.layers.EinsumDense("bquh,uhm->bqm", (None, 16), dtype=policy)
+        softmax = keras.layers.Softmax(dtype="float32")
+        dropout = keras.layers.Dropout(rate, seed=3, dtype=policy)
+        for layer in projections:
+            layer.build((2, 6, 16))
+        output.build((2, 6, 4, 8))
+        variables = [v for layer in (*projections, output) for v in layer.trainable_variables]
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                query, *others = (layer(x) for layer in projections)
+                key, value = (keras.ops.repeat(t, groups, axis=2) for t in others)
+                scores = keras.ops.einsum("bquh,bkuh->buqk", query, key)
+                weights = dropout(softmax(scores), training=rate > 0)
+                y = output(keras.ops.einsum("buqk,bkuh->bquh", weights, value))
+            return y, tape.gradient(y, [x, *variables])
+
+        return step
+
+    (x,) = values((2, 6, 16), dtype=policy.removeprefix("mixed_"))
+    signature = [tf.TensorSpec([*known, 16], x.dtype)]
+    compiled = function(make(), input_signature=signature)
+    with plain():
+        expected, found = tf.function(make(), input_signature=signature)(x), compiled(x)
+    for i, (value, other) in enumerate(zip(*map(tf.nest.flatten, (found, expected)), strict=True)):
+        assert_close(f"output {i}", value, other, x.dtype.name)
+    assert (rule_counts(compiled), gradient_count(compiled)) == ({"attention": 1}, 1)
+    for op_type in FUSED:
+        assert attributes(compiled, op_type) == (1.0, 0, False)
+
+
 def test_padding_that_an_embedding_tells():
     """The mask is of the tokens' sizes, and so are queries and keys."""
     tokens = keras.Input([12], dtype="int32")
@@ -268,6 +363,20 @@ def biased(query, key, value):
 
 # What has a softmax of its own, but is no attention.
 OTHERS = {
+    "beside, one batch of keys": (beside(), [BESIDE[0], BESIDE[1][:1], BESIDE[2]]),
+    "beside, weights changed": (
+        lambda query, key, value: by_keras_einsum("buqk,bkuh->bquh")(
+            0.5 * tf.nn.softmax(by_keras_einsum("bquh,bkuh->buqk")(query, key)), value
+        ),
+        BESIDE,
+    ),
+    "beside, the output's heads first": (
+        lambda query, key, value: (
+            tf.nn.softmax(by_keras_einsum("bquh,bkuh->buqk")(query, key))
+            @ tf.transpose(value, [0, 1, 2, 3])
+        ),
+        [BESIDE[0], BESIDE[1], FIRST[2]],
+    ),
     "softmax over queries": (by_einsum("bqhd,bkhd->bhkq", "bhkq,bkhd->bqhd"), BESIDE),
     "output with heads first": (by_einsum("bqhd,bkhd->bhqk", "bhqk,bkhd->bhqd"), BESIDE),
     "a letter summed alone": (by_einsum("bqhd,bkhe->bhqk", "bhqk,bkhd->bqhd"), BESIDE),

@@ -92,6 +92,23 @@ def test_half_precision_with_casts(name, dtype):
     assert "Cast" not in types
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_scaled_before_a_cast(dtype, masked):
+    """As Keras's softmax layer computes in float32 what attention has scaled."""
+
+    def chain(x):
+        z = tf.cast(x * 0.125, tf.float32)
+        z = tf.where(tf.constant([[True] * 9 + [False]]), z, -1e9) if masked else z
+        return tf.cast(tf.nn.softmax(z), dtype)
+
+    operands = values((3, 4, 10), dtype=dtype)
+    check(step_of(chain), operands, {"softmax": 1}, gradients=1)
+    compiled = check(chain, operands, {"softmax": 1})
+    types = {op.type for op in compiled.get_concrete_function().graph.get_operations()}
+    assert not types & {"Mul", "SelectV2", "Softmax"}
+
+
 def test_softmax_of_a_cast_in_wide_precision():
     """What is not cast back is not half precision."""
     operands = values(SHAPE, dtype="bfloat16")

@@ -1,6 +1,6 @@
-// Attention: y = dropout(softmax(q k^T * scale)) v, without its scores in
-// memory.
-// Results depend on shape and values only, never on the number of threads.
+// Attention: y = dropout(softmax(q k^T * scale + bias)) v, without its scores
+// in memory. Results depend on shape and values only, never on the number of
+// threads.
 #ifndef TFO_CC_CORE_ATTENTION_H_
 #define TFO_CC_CORE_ATTENTION_H_
 
@@ -24,6 +24,11 @@ struct AttentionShape {
   std::int64_t depth, value_depth;
 };
 
+// What is added to the scaled scores.
+struct ScoreBias : BroadcastRows {
+  const void* data;  // of the shape's dtype; null: nothing is
+};
+
 // What the gradient keeps of the scores, in accumulators: of each row of them
 // the largest z, see SoftmaxArgs, and 1 / the sum of e^(z - largest).
 struct AttentionArgs {
@@ -32,6 +37,7 @@ struct AttentionArgs {
   double masked;     // what z is where the mask does not keep it
   bool zero_masked;  // whether such keys are not counted, be there no others
   SoftmaxMask mask;  // of the scores
+  ScoreBias bias;
   // Of what the softmax makes of the scores; or null.
   const Dropout* dropout;
   const void* q;
@@ -48,6 +54,8 @@ struct AttentionGradientArgs {
   void* q_grad;
   void* k_grad;
   void* v_grad;
+  // [batch, heads, queries, keys], before any broadcasting is undone; or null.
+  void* bias_grad;
 };
 
 // False when scratch memory ran out.

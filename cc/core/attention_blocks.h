@@ -92,13 +92,33 @@ struct OfWorkers {
   T* operator[](int worker) const { return data + worker * size; }
 };
 
-// z of products: scaled, or `masked` where `keep`, which may be null, has none.
+// Scales rows of products of `n` keys from `key` on, and adds their bias, if
+// there is one; `row` is the first of them among the rows of scores.
+template <class T>
+void AddBias(const AttentionArgs& args, int64_t row, int64_t rows, int64_t key,
+             int64_t n, Accumulator<T>* products, int64_t pitch) {
+  using A = Accumulator<T>;
+  if (args.bias.data == nullptr) return;
+  const Vec<A> scale = Splat(static_cast<A>(args.scale));
+  for (int64_t i = 0; i < rows; ++i) {
+    A* const to = products + i * pitch;
+    const T* const bias =
+        static_cast<const T*>(args.bias.data) + args.bias.Offset(row + i) + key;
+    ForColumns<A>(n, [&](int64_t j, auto partial, int m) TFO_INLINE_LAMBDA {
+      Store(to + j, Load(to + j) * scale +
+                        LoadColumns<decltype(partial)::value>(bias + j, m));
+    });
+  }
+}
+
+// z of products after AddBias: scaled, or `masked` where `keep`, which may be
+// null, has none.
 template <class A, bool kMask>
 struct Scores {
   Vec<A> scale, masked;
 
   explicit Scores(const AttentionArgs& args)
-      : scale(Splat(static_cast<A>(args.scale))),
+      : scale(Splat(args.bias.data ? A(1) : static_cast<A>(args.scale))),
         masked(Splat(static_cast<A>(args.masked))) {}
 
   TFO_INLINE Vec<A> operator()(const A* product, const std::uint8_t* keep,

@@ -2,7 +2,8 @@
 // pass kept of their rows:
 //
 //   weights = e^(z - largest) * inverse_sum,  dweights = dy v^T
-//   dscores = weights * (dweights - sum of y * dy over a row) * scale
+//   dbias = weights * (dweights - sum of y * dy over a row)
+//   dscores = dbias * scale
 //   dv = weights^T dy,  dq = dscores k,  dk = dscores^T q
 //
 // where dropout, and a mask that zeroes, apply to dweights and to the weights
@@ -148,8 +149,12 @@ class AttentionGradientWork {
       bool begun = false;
       for (int64_t i = 0; i < queries_.count(); ++i) {
         const int64_t query = queries_.Begin(i), rows = queries_.Size(i);
-        if (kMask && IsNothing(head * s_.queries + query, rows, key, count))
+        const int64_t row = head * s_.queries + query;
+        if (kMask && IsNothing(row, rows, key, count)) {
+          for (int64_t j = 0; j < rows && args_.bias_grad != nullptr; ++j)
+            Zero(BiasGradient(row + j, key), count);
           continue;
+        }
         if (!begun) {
           if (s_.queries > kFewQueries)
             key_columns.Pack(k.At(key), k.AsColumns(), s_.depth, count);
@@ -223,6 +228,8 @@ class AttentionGradientWork {
       MultiplyBlock<true>(query_rows, rows, key_columns, false, products,
                           score_pitch_);
     }
+    AddBias<T>(args_.forward, head * s_.queries + first, rows, key, n, products,
+               score_pitch_);
     MultiplyBlock<true>(dy_rows, rows, value_columns, false, dweights,
                         score_pitch_);
     for (int64_t i = 0; i < rows; i += kElements<E>)
@@ -242,6 +249,7 @@ class AttentionGradientWork {
     constexpr int kRows = kElements<E>;
     const AttentionArgs& f = args_.forward;
     const Scores<A, kMask> z_of(f);
+    const Vec<A> scale = Splat(static_cast<A>(f.scale));
     const std::uint8_t* keep[kRows]{};
     const std::uint32_t* words[kRows]{};
     alignas(64) typename WeightDropout<T>::Room rooms[kRows];
@@ -273,10 +281,14 @@ class AttentionGradientWork {
             dweight = Kept<A>(some, m, dweight, Vec<A>{});
             kept = Kept<A>(some, m, kept, Vec<A>{});
           }
-          Vec<A> dscore = weight * (dweight - dot[i]) * z_of.scale;
-          if constexpr (kMask) dscore = Kept<A>(some, m, dscore, Vec<A>{});
+          Vec<A> dz = weight * (dweight - dot[i]);
+          if constexpr (kMask) dz = Kept<A>(some, m, dz, Vec<A>{});
+          if (args_.bias_grad != nullptr) {
+            const int64_t of_scores = head * s_.queries + first + row + i;
+            StoreColumns<true>(BiasGradient(of_scores, key + j), dz, m);
+          }
           weights[c][i] = FirstLanes<A>(kept, m);
-          dscores[i][c] = FirstLanes<A>(dscore, m);
+          dscores[i][c] = FirstLanes<A>(dz * scale, m);
         }
         Vec<A> column[kRows];
         for (int i = 0; i < kRows; ++i) column[i] = dscores[i][c];
@@ -291,6 +303,11 @@ class AttentionGradientWork {
         }
       }
     }
+  }
+
+  // Where the gradient of a score's bias is.
+  T* BiasGradient(int64_t row, int64_t key) const {
+    return static_cast<T*>(args_.bias_grad) + row * s_.keys + key;
   }
 
   static void FillUpColumns(const BlockRows<E>& to, int64_t rows) {

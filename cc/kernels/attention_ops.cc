@@ -3,8 +3,8 @@
 #include "absl/strings/str_join.h"
 #include "cc/core/attention.h"
 #include "cc/core/dispatch.h"
+#include "cc/kernels/broadcast_input.h"
 #include "cc/kernels/dropout.h"
-#include "cc/kernels/softmax_mask.h"
 
 namespace tf_fused_ops {
 namespace {
@@ -28,9 +28,10 @@ template <class T>
 class AttentionBase : public tensorflow::OpKernel {
  public:
   explicit AttentionBase(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    int num_masks;
+    int num_masks, num_bias;
     float scale, masked, rate, kept_scale;
     OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_masks", &num_masks));
+    OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_bias", &num_bias));
     OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_rng", &num_rng_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dropout_rate", &rate));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dropout_scale", &kept_scale));
@@ -48,12 +49,17 @@ class AttentionBase : public tensorflow::OpKernel {
  protected:
   virtual absl::Status Run(OpKernelContext* ctx) const = 0;
 
-  // What the op's inputs say, in `args` and what that points to; the shapes of
-  // y and of what is kept of the rows of scores.
+  struct Shapes {
+    TensorShape y, rows;  // of what is kept of the rows of scores
+    Sizes scores;
+  };
+
+  // What the op's inputs say, in `args` and what that points to, and the shapes
+  // that follow.
   absl::Status ReadInputs(OpKernelContext* ctx, const Tensor& q,
                           const Tensor& k, const Tensor& v,
                           tfo::AttentionArgs* args, tfo::Dropout* dropout,
-                          TensorShape* y, TensorShape* rows) const {
+                          Shapes* shapes) const {
     const int rank = q.dims(), sequence = heads_first_ ? rank - 2 : 1;
     if (heads_first_ ? rank < 2 : rank != 4) {
       return Invalid("query must have rank ", heads_first_ ? "at least 2" : "4",
@@ -69,12 +75,12 @@ class AttentionBase : public tensorflow::OpKernel {
     TF_RETURN_IF_ERROR(
         CheckSizes("value", v, "key with a depth of its own", sizes));
     sizes[sequence] = queries;
-    TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(sizes, y));
+    TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(sizes, &shapes->y));
     if (!heads_first_) std::swap(sizes[1], sizes[2]);
-    Sizes scores = sizes;
+    Sizes& scores = shapes->scores = sizes;
     scores[rank - 1] = k.dim_size(sequence);
     sizes.pop_back();
-    TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(sizes, rows));
+    TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(sizes, &shapes->rows));
     *args = {};
     tfo::AttentionShape& s = args->shape;
     s.dtype = kDType<T>;
@@ -99,6 +105,8 @@ class AttentionBase : public tensorflow::OpKernel {
                                     &dropout->random));
       args->dropout = dropout;
     }
+    TF_RETURN_IF_ERROR(BroadcastInput(ctx, "bias", "the scores", scores,
+                                      &args->bias, &args->bias.data));
     return MaskOf(ctx, "the scores", scores, &args->mask);
   }
 
@@ -118,13 +126,13 @@ class AttentionOp : public AttentionBase<T> {
   absl::Status Run(OpKernelContext* ctx) const override {
     tfo::AttentionArgs args;
     tfo::Dropout dropout;
-    TensorShape y, rows;
+    typename AttentionBase<T>::Shapes shapes;
     TF_RETURN_IF_ERROR(this->ReadInputs(ctx, ctx->input(0), ctx->input(1),
-                                        ctx->input(2), &args, &dropout, &y,
-                                        &rows));
-    TF_RETURN_IF_ERROR(Output(ctx, {}, 0, y, &args.y));
-    TF_RETURN_IF_ERROR(Output(ctx, {}, 1, rows, &args.largest));
-    TF_RETURN_IF_ERROR(Output(ctx, {}, 2, rows, &args.inverse_sum));
+                                        ctx->input(2), &args, &dropout,
+                                        &shapes));
+    TF_RETURN_IF_ERROR(Output(ctx, {}, 0, shapes.y, &args.y));
+    TF_RETURN_IF_ERROR(Output(ctx, {}, 1, shapes.rows, &args.largest));
+    TF_RETURN_IF_ERROR(Output(ctx, {}, 2, shapes.rows, &args.inverse_sum));
     ScratchOwner scratch(ctx);
     return tfo::ActiveKernels().attention_forward(args, ParallelOf(ctx),
                                                   scratch.scratch())
@@ -136,7 +144,12 @@ class AttentionOp : public AttentionBase<T> {
 template <class T>
 class AttentionGradOp : public AttentionBase<T> {
  public:
-  using AttentionBase<T>::AttentionBase;
+  explicit AttentionGradOp(OpKernelConstruction* ctx) : AttentionBase<T>(ctx) {
+    int num_bias;
+    OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_bias", &num_bias));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bias_gradient", &bias_gradient_));
+    OP_REQUIRES_OK(ctx, CheckBiasGradient(bias_gradient_, num_bias));
+  }
 
  private:
   absl::Status Run(OpKernelContext* ctx) const override {
@@ -147,15 +160,16 @@ class AttentionGradOp : public AttentionBase<T> {
     tfo::AttentionGradientArgs args{};
     tfo::AttentionArgs& forward = args.forward;
     tfo::Dropout dropout;
-    TensorShape output, rows;
+    typename AttentionBase<T>::Shapes shapes;
     TF_RETURN_IF_ERROR(this->ReadInputs(ctx, ctx->input(1), ctx->input(2),
                                         ctx->input(3), &forward, &dropout,
-                                        &output, &rows));
-    TF_RETURN_IF_ERROR(CheckShape("dy", dy, "the output", output));
-    TF_RETURN_IF_ERROR(CheckShape("y", y, "the output", output));
+                                        &shapes));
+    TF_RETURN_IF_ERROR(CheckShape("dy", dy, "the output", shapes.y));
+    TF_RETURN_IF_ERROR(CheckShape("y", y, "the output", shapes.y));
     const char* const what = "the rows of scores";
-    TF_RETURN_IF_ERROR(CheckShape("largest", largest, what, rows));
-    TF_RETURN_IF_ERROR(CheckShape("inverse_sum", inverse_sum, what, rows));
+    TF_RETURN_IF_ERROR(CheckShape("largest", largest, what, shapes.rows));
+    TF_RETURN_IF_ERROR(
+        CheckShape("inverse_sum", inverse_sum, what, shapes.rows));
     forward.y = y.data();
     forward.largest = largest.data();
     forward.inverse_sum = inverse_sum.data();
@@ -165,12 +179,21 @@ class AttentionGradOp : public AttentionBase<T> {
       TF_RETURN_IF_ERROR(
           Output(ctx, {}, i, ctx->input(i + 1).shape(), grads[i]));
     }
+    TensorShape scores({0});
+    if (bias_gradient_) {
+      TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(shapes.scores, &scores));
+    }
+    void* bias_grad;
+    TF_RETURN_IF_ERROR(Output(ctx, {}, 3, scores, &bias_grad));
+    if (bias_gradient_) args.bias_grad = bias_grad;
     ScratchOwner scratch(ctx);
     return tfo::ActiveKernels().attention_gradient(args, ParallelOf(ctx),
                                                    scratch.scratch())
                ? absl::OkStatus()
                : OutOfScratch();
   }
+
+  bool bias_gradient_;
 };
 
 #define TFO_REGISTER_ATTENTION(T, U)                          \

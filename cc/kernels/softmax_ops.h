@@ -3,9 +3,9 @@
 #define TFO_CC_KERNELS_SOFTMAX_OPS_H_
 
 #include "cc/core/softmax.h"
+#include "cc/kernels/broadcast_input.h"
 #include "cc/kernels/decimals.h"
 #include "cc/kernels/kernel_util.h"
-#include "cc/kernels/softmax_mask.h"
 
 namespace tf_fused_ops {
 

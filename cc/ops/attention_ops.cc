@@ -1,25 +1,27 @@
 // Attention and its gradient.
+#include "cc/ops/broadcast_input.h"
 #include "cc/ops/dropout.h"
-#include "cc/ops/softmax_mask.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace tf_fused_ops {
 namespace {
 
-// The shapes of y and of what is kept of the rows of scores, from those of q,
-// k, v and the mask, input `mask` if there is one.
+// The shapes of y, of the scores and of what is kept of their rows, from those
+// of q, k, v and, if there are any, the mask and the bias, of which `optional`
+// is the first.
 absl::Status AttentionShapes(InferenceContext* c, ShapeHandle q, ShapeHandle k,
-                             ShapeHandle v, int mask, ShapeHandle* y,
-                             ShapeHandle* rows) {
+                             ShapeHandle v, int optional, ShapeHandle* y,
+                             ShapeHandle* scores, ShapeHandle* rows) {
   bool heads_first;
-  int num_masks, num_rng;
+  int num_masks, num_bias, num_rng;
   TF_RETURN_IF_ERROR(c->GetAttr("heads_first", &heads_first));
   TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_masks", &num_masks));
+  TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_bias", &num_bias));
   TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_rng", &num_rng));
   if (num_rng > 0)
     TF_RETURN_IF_ERROR(CheckRandomShapes(c, c->num_inputs() - 2));
   TF_RETURN_IF_ERROR(CheckStatisticsType(c, "largest", "a query"));
-  *y = *rows = c->UnknownShape();
+  *y = *scores = *rows = c->UnknownShape();
   for (auto [name, x] : {std::pair("query", &q), {"key", &k}, {"value", &v}}) {
     TF_RETURN_IF_ERROR(RequireRank(c, name, heads_first ? 2 : 4,
                                    heads_first ? kAnyRank : 4, x));
@@ -40,15 +42,21 @@ absl::Status AttentionShapes(InferenceContext* c, ShapeHandle q, ShapeHandle k,
   for (int i = 0; i + 1 < rank; ++i) sizes.push_back(c->Dim(*y, i));
   if (!heads_first) std::swap(sizes[1], sizes[2]);
   *rows = c->MakeShape(sizes);
-  if (num_masks == 0) return absl::OkStatus();
   sizes.push_back(c->Dim(like_k, sequence));
-  return CheckMaskShape(c, "the scores", c->input(mask), c->MakeShape(sizes));
+  *scores = c->MakeShape(sizes);
+  for (auto [name, number] :
+       {std::pair("mask", num_masks), {"bias", num_bias}}) {
+    if (number == 0) continue;
+    TF_RETURN_IF_ERROR(CheckBroadcastShape(c, name, c->input(optional++),
+                                           "the scores", *scores));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status AttentionShape(InferenceContext* c) {
-  ShapeHandle y, rows;
-  TF_RETURN_IF_ERROR(
-      AttentionShapes(c, c->input(0), c->input(1), c->input(2), 3, &y, &rows));
+  ShapeHandle y, scores, rows;
+  TF_RETURN_IF_ERROR(AttentionShapes(c, c->input(0), c->input(1), c->input(2),
+                                     3, &y, &scores, &rows));
   c->set_output(0, y);
   c->set_output(1, rows);
   c->set_output(2, rows);
@@ -56,9 +64,14 @@ absl::Status AttentionShape(InferenceContext* c) {
 }
 
 absl::Status AttentionGradShape(InferenceContext* c) {
-  ShapeHandle y, rows;
-  TF_RETURN_IF_ERROR(
-      AttentionShapes(c, c->input(1), c->input(2), c->input(3), 7, &y, &rows));
+  bool bias_gradient;
+  int num_bias;
+  TF_RETURN_IF_ERROR(c->GetAttr("bias_gradient", &bias_gradient));
+  TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_bias", &num_bias));
+  TF_RETURN_IF_ERROR(CheckBiasGradient(bias_gradient, num_bias));
+  ShapeHandle y, scores, rows;
+  TF_RETURN_IF_ERROR(AttentionShapes(c, c->input(1), c->input(2), c->input(3),
+                                     7, &y, &scores, &rows));
   TF_RETURN_IF_ERROR(MergeNamed(c, "dy", c->input(0), "the output", &y));
   TF_RETURN_IF_ERROR(MergeNamed(c, "y", c->input(4), "the output", &y));
   for (const auto& [name, index] :
@@ -67,7 +80,7 @@ absl::Status AttentionGradShape(InferenceContext* c) {
         MergeNamed(c, name, c->input(index), "the rows of scores", &rows));
   }
   for (int i = 0; i < 3; ++i) c->set_output(i, c->input(i + 1));
-  return absl::OkStatus();
+  return SetSwitchedOutput(c, 3, "bias_gradient", scores);
 }
 
 }  // namespace
@@ -77,6 +90,7 @@ REGISTER_OP("TfFusedOps>Attention")
     .Input("key: T")
     .Input("value: T")
     .Input("mask: num_masks * bool")
+    .Input("bias: num_bias * T")
     .Input("rng_key: num_rng * uint64")
     .Input("rng_counter: num_rng * uint64")
     .Output("y: T")
@@ -85,6 +99,7 @@ REGISTER_OP("TfFusedOps>Attention")
     .Attr("T: {half, bfloat16, float, double}")
     .Attr("U: {float, double} = DT_FLOAT")
     .Attr("num_masks: int >= 0 = 0")
+    .Attr("num_bias: int >= 0 = 0")
     .Attr("num_rng: int >= 0 = 0")
     .Attr("scale: float = 1.0")
     .Attr("masked: float = -3e38")
@@ -94,14 +109,15 @@ REGISTER_OP("TfFusedOps>Attention")
     .Attr("dropout_scale: float = 1.0")
     .SetShapeFn(AttentionShape)
     .Doc(R"doc(
-Computes dropout(softmax(z)) value in one op, where z is query key^T * scale if the mask is true,
-otherwise `masked`, without z in memory.
+Computes dropout(softmax(z)) value in one op, where z is query key^T * scale + bias if the mask is
+true, otherwise `masked`, without z in memory.
 
 query: [batch, queries, heads, depth].
 key: [batch, keys, heads, depth].
 value: [batch, keys, heads, value_depth].
 mask: of as many keys, otherwise broadcast to the scores, [batch, heads,
   queries, keys]; empty for one that is true everywhere.
+bias: of as many keys, otherwise broadcast to the scores; empty for none.
 rng_key: as Dropout takes it, whose x are the softmax's values; empty if there is no dropout.
 rng_counter: as Dropout takes it; empty if there is no dropout.
 y: [batch, queries, heads, value_depth].
@@ -128,14 +144,17 @@ REGISTER_OP("TfFusedOps>AttentionGrad")
     .Input("largest: U")
     .Input("inverse_sum: U")
     .Input("mask: num_masks * bool")
+    .Input("bias: num_bias * T")
     .Input("rng_key: num_rng * uint64")
     .Input("rng_counter: num_rng * uint64")
     .Output("query_grad: T")
     .Output("key_grad: T")
     .Output("value_grad: T")
+    .Output("bias_grad: T")
     .Attr("T: {half, bfloat16, float, double}")
     .Attr("U: {float, double}")
     .Attr("num_masks: int >= 0 = 0")
+    .Attr("num_bias: int >= 0 = 0")
     .Attr("num_rng: int >= 0 = 0")
     .Attr("scale: float = 1.0")
     .Attr("masked: float = -3e38")
@@ -143,6 +162,7 @@ REGISTER_OP("TfFusedOps>AttentionGrad")
     .Attr("heads_first: bool = false")
     .Attr("dropout_rate: float = 0.0")
     .Attr("dropout_scale: float = 1.0")
+    .Attr("bias_gradient: bool = false")
     .SetShapeFn(AttentionGradShape)
     .Doc(R"doc(
 Computes the gradient of Attention in one op; the scores are computed again.
@@ -155,6 +175,9 @@ y: the forward op's y.
 largest: the forward op's largest.
 inverse_sum: the forward op's inverse_sum.
 mask: the forward op's mask.
+bias: the forward op's bias.
+bias_grad: [batch, heads, queries, keys], the gradient of a bias of that shape; [0] unless asked for.
+bias_gradient: whether the gradient of the bias is asked for.
 scale: the forward op's scale.
 masked: the forward op's masked.
 zero_masked: the forward op's zero_masked.

@@ -1,5 +1,5 @@
 // Softmax with scale and mask, and its gradient.
-#include "cc/ops/softmax_mask.h"
+#include "cc/ops/broadcast_input.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace tf_fused_ops {
@@ -13,7 +13,7 @@ absl::Status CheckMask(InferenceContext* c, const char* name, int index,
   TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_masks", &num_masks));
   TF_RETURN_IF_ERROR(RequireRank(c, name, 1, kAnyRank, x));
   if (num_masks == 0) return absl::OkStatus();
-  return CheckMaskShape(c, name, c->input(index), *x);
+  return CheckBroadcastShape(c, "mask", c->input(index), name, *x);
 }
 
 absl::Status SoftmaxShape(InferenceContext* c) {

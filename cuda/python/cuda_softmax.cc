@@ -25,9 +25,9 @@ SoftmaxMask MaskOf(const Array& mask, const Array& x) {
     fits = sizes[i] == 1 || sizes[i] == x.shape[missing + i];
   if (!fits)
     throw py::value_error("mask must be uint8, of a shape broadcast to x's");
-  return BroadcastMask(static_cast<const std::uint8_t*>(mask.data),
-                       static_cast<int>(sizes.size()), sizes.data(),
-                       static_cast<int>(x.shape.size()), x.shape.data());
+  return {BroadcastTo(static_cast<int>(sizes.size()), sizes.data(),
+                      static_cast<int>(x.shape.size()), x.shape.data()),
+          static_cast<const std::uint8_t*>(mask.data)};
 }
 
 void Forward(const py::object& x_object, const py::object& y_object,

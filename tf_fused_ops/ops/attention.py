@@ -22,12 +22,15 @@ def attention(
     heads_first=False,
     dropout_rate=0.0,
     seed=None,
+    bias=None,
     name=None,
 ):
-    """Computes dropout(softmax(query key^T * scale)) value in one op, without the scores in memory.
+    """Computes dropout(softmax(query key^T * scale + bias)) value in one op, without the scores in
+    memory.
 
     The gradient keeps the arguments, the result, which half precision rounds, and two numbers for
-    each query of a head, and computes the scores again, block by block. On CPUs.
+    each query of a head, and computes the scores again, block by block; that of the bias has the
+    scores' size before it is summed up to the bias's shape. On CPUs.
 
     Args:
         query: Tensor [batch, queries, heads, depth]; float16, bfloat16, float32 or float64.
@@ -48,6 +51,8 @@ def attention(
         dropout_rate: The probability of a weight to be set to zero, as by `dropout`; a Python
             number from 0 to below 1 and, for float64, of six digits.
         seed: Tensor of two integers, int32 or int64, if the dropout rate is not 0.
+        bias: Tensor of the query's dtype that is added to the scaled scores, of as many keys and
+            otherwise broadcast to them; None for none.
         name: A name for the operation.
 
     Returns:
@@ -86,6 +91,7 @@ def attention(
         key=key,
         value=value,
         mask=_arguments.optional("mask", mask, tf.bool, "query"),
+        bias=_arguments.optional("bias", bias, query.dtype, "query"),
         U=tf.float64 if query.dtype == tf.float64 else tf.float32,
         rng_key=rng_key,
         rng_counter=rng_counter,
@@ -101,10 +107,11 @@ def attention(
 
 
 def optional_inputs(op, rest):
-    """Returns what the inputs behind those that an op always has are: the mask or None, and key and
-    counter of random words if there is a dropout."""
-    masks = op.get_attr("num_masks")
-    return (rest[0] if masks else None), tuple(rest[masks:])
+    """Returns what the inputs behind those that an op always has are: the mask or None, the bias or
+    None, and key and counter of random words if there is a dropout."""
+    rest = list(rest)
+    mask, bias = (rest.pop(0) if op.get_attr(f"num_{name}") else None for name in ("masks", "bias"))
+    return mask, bias, tuple(rest)
 
 
 @tf.RegisterGradient("TfFusedOps>Attention")
@@ -118,8 +125,9 @@ def _attention_gradient(op, dy, dlargest, dinverse_sum):
 
         return _gradient.differentiate(stock, op, [dy, dlargest, dinverse_sum])
     query, key, value, *rest = op.inputs
-    mask, random = optional_inputs(op, rest)
-    gradients = ops.tf_fused_ops_attention_grad(
+    mask, bias, random = optional_inputs(op, rest)
+    bias_gradient = bias is not None and _gradient.wanted(op)[3 + (mask is not None)]
+    *gradients, of_scores = ops.tf_fused_ops_attention_grad(
         dy=dy,
         query=query,
         key=key,
@@ -128,16 +136,30 @@ def _attention_gradient(op, dy, dlargest, dinverse_sum):
         largest=op.outputs[1],
         inverse_sum=op.outputs[2],
         mask=[] if mask is None else [mask],
+        bias=[] if bias is None else [bias],
         rng_key=list(random[:1]),
         rng_counter=list(random[1:]),
+        bias_gradient=bias_gradient,
         **attributes,
     )
-    return [*gradients, *(None for _ in rest)]
+    of_bias = [summed_to(of_scores, bias) if bias_gradient else None] * (bias is not None)
+    return [*gradients, *[None] * (mask is not None), *of_bias, *(None for _ in random)]
+
+
+def summed_to(gradient, bias):
+    """Returns the gradient of a bias, given that of what it was broadcast to."""
+    if gradient.shape.is_fully_defined() and gradient.shape == bias.shape:
+        return gradient
+    sizes = tf.shape(bias)
+    axes, _ = tf.raw_ops.BroadcastGradientArgs(s0=sizes, s1=tf.shape(gradient))
+    # Stock sums half precision in half precision.
+    wide = tf.cast(gradient, tf.float32) if gradient.dtype.size == 2 else gradient
+    return tf.cast(tf.reshape(tf.reduce_sum(wide, axes), sizes), bias.dtype)
 
 
 @tf.RegisterGradient("TfFusedOps>AttentionGrad")
 def _attention_grad_gradient(op, *gradients):
-    attributes = _gradient.attributes(op, *_ATTRIBUTES)
+    attributes = _gradient.attributes(op, *_ATTRIBUTES, "bias_gradient")
 
     # What the forward op kept follows from its arguments.
     def stock(dy, query, key, value, y, largest, inverse_sum, *rest):

@@ -4,62 +4,64 @@ from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
+from tf_fused_ops.ops.attention import summed_to
 from tf_fused_ops.remapper import dropout, shapes
 from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.rule import Fused
-from tf_fused_ops.remapper.softmax import Softmax, below_cast, scaled_op
+from tf_fused_ops.remapper.softmax import SCALES, Softmax, below_cast, scaled_op
 
+_FACTORS = ("query", "key", "value")
 _PRODUCTS = ("Einsum", "BatchMatMulV2")
-# Where the key is transposed by an op of its own; and where Keras multiplies the transposed key and
-# query, and transposes the scores.
-_APART, _FLIPPED = "apart", "flipped"
+# Where the key is transposed by an op of its own; where query and key are, heads to the front; and
+# where Keras multiplies the transposed key and query, and transposes the scores.
+_APART, _BESIDE, _FLIPPED = "apart", "beside", "flipped"
 # Heads to the front and back again, and what the queries' depth comes before.
 _TO_FRONT, _TO_COLUMNS, _ROWS_TO_COLUMNS = [0, 2, 1, 3], [0, 2, 3, 1], [0, 1, 3, 2]
 
 
 class Attention(Softmax):
-    """dropout(softmax(where(mask, query key^T * scale, masked))) value.
+    """dropout(softmax(where(mask, query key^T * scale + bias, masked))) value.
 
     Variants, by attribute, besides those of the softmax:
         to_scores, to_output: How the products are spelled: ("Einsum", equation, whether key or
-            value come first), or ("BatchMatMulV2", how: None, _APART or _FLIPPED).
+            value come first), or ("BatchMatMulV2", how: None, _APART, _BESIDE or _FLIPPED).
         heads_first: Whether heads are a dimension of the batch, not beside the depth.
         rank: That of the operands.
+        biased: Which operand of the sum the bias is, 0 or 1, or None if there is none.
         dropped: Whether there is a dropout, and if so, what `dropout.draws` tells of it.
         sized: Whether its random numbers' shape is asked of the softmax.
     """
 
     family = "attention"
     operands: ClassVar = {
-        **dict.fromkeys(("query", "key", "value", "mask"), ()),
+        **dict.fromkeys((*_FACTORS, "mask", "bias"), ()),
         **dict.fromkeys(dropout.APART, (1,)),
     }
-    differentiable = ("query", "key", "value")
+    differentiable = (*_FACTORS, "bias")
     unscaled = dropout.APART
     captured: ClassVar = dropout.SEEDS
     fused_ops = ("TfFusedOps>Attention", "TfFusedOps>AttentionGrad")
 
     def variants(self, view, anchor):
+        source = below_cast(anchor.inputs[0].op)
         for attrs in super().variants(view, anchor):
-            source = below_cast(anchor.inputs[0].op)
-            product = scaled_op(source, attrs)
-            if attrs["scaled"]:
-                product = _product_under(view, product)
-            if product is None or product.type not in (*_PRODUCTS, "Transpose"):
-                continue
-            spellings = []
-            for weights, drop in _weights(view, anchor, attrs):
-                for output in (op for op in view.users(weights) if view.types[op] in _PRODUCTS):
-                    found = (drop | spelling for spelling in _spellings(product, output))
-                    spellings += [spelling for spelling in found if spelling not in spellings]
-            for spelling in spellings:
-                yield attrs | spelling | {"rank": product.inputs[0].shape.rank}
+            for scores, product in _products(view, scaled_op(source, attrs), attrs):
+                if product is None or product.type not in (*_PRODUCTS, "Transpose"):
+                    continue
+                spellings = []
+                for weights, drop in _weights(view, anchor, attrs):
+                    for output in (op for op in view.users(weights) if view.types[op] in _PRODUCTS):
+                        found = (drop | spelling for spelling in _spellings(product, output))
+                        spellings += [spelling for spelling in found if spelling not in spellings]
+                for spelling in spellings:
+                    yield attrs | scores | spelling | {"rank": product.inputs[0].shape.rank}
 
     def present(self, attrs):
         masks = ("mask",) if attrs["masked"] else ()
+        masks += ("bias",) if attrs["biased"] is not None else ()
         sizes = ("shape",) if attrs["dropped"] and not attrs["sized"] else ()
         random = dropout.given(attrs) if attrs["dropped"] else ()
-        return (*self.differentiable, *masks, *sizes, *random)
+        return (*_FACTORS, *masks, *sizes, *random)
 
     def parameters(self, attrs):
         dropped = dropout.PARAMETERS if attrs["dropped"] else ()
@@ -72,11 +74,11 @@ class Attention(Softmax):
         return super().operand_dtype(name, dtype, attrs)
 
     def operand_shape(self, name, attrs):
-        return [None] * attrs["rank"] if name in self.differentiable else None
+        return [None] * attrs["rank"] if name in _FACTORS else None
 
-    def stock(self, attrs, query, key, value, mask=None, shape=None, **random):
+    def stock(self, attrs, query, key, value, mask=None, bias=None, shape=None, **random):
         x = _product(attrs["to_scores"], query, key, True)
-        weights = super().stock(attrs, x, mask)["y"]
+        weights = super().stock(attrs, x, mask, bias)["y"]
         if attrs["dropped"]:
             if attrs["sized"]:
                 shape = tf.raw_ops.Shape(input=weights, out_type=attrs["shape_type"])
@@ -84,9 +86,9 @@ class Attention(Softmax):
         return {"y": _product(attrs["to_output"], weights, value, False)}
 
     def has_inner_shape(self, match, tensor):
-        # Those of flipped products are other shapes.
-        flipped = match.attrs["to_scores"][1] == _FLIPPED and tensor.op.type == "BatchMatMulV2"
-        return super().has_inner_shape(match, tensor) and not flipped
+        # Products that are transposed behind have other shapes.
+        other = match.attrs["to_output"][1] == _FLIPPED and tensor.op.type == "BatchMatMulV2"
+        return super().has_inner_shape(match, tensor) and not other
 
     def inner_shape(self, match, dtype):
         queries, keys = (tf.shape(match.operands[name], dtype) for name in ("query", "key"))
@@ -96,7 +98,7 @@ class Attention(Softmax):
 
     def check(self, match):
         attrs, operands = match.attrs, match.operands
-        query, key, value = (operands[name] for name in ("query", "key", "value"))
+        query, key, value = (operands[name] for name in _FACTORS)
         queries, keys = shapes.dimensions(query), shapes.dimensions(key)
         leading = slice(-2) if attrs["heads_first"] else slice(0, 3, 2)
         # Products of batches broadcast; letters of an einsum have one size, or it fails.
@@ -105,8 +107,9 @@ class Attention(Softmax):
                 return f"{other.name} of shape {other.shape} may not go with {query.name}"
         sequence = -2 if attrs["heads_first"] else 1
         sizes = [*queries[leading], queries[sequence], keys[sequence]]
-        if attrs["masked"]:
-            reason = self.mask_objection(operands["mask"], sizes, f"the scores of {query.name}")
+        for name in (name for name in ("mask", "bias") if name in operands):
+            scores = f"the scores of {query.name}"
+            reason = self.broadcast_objection(name, operands[name], sizes, scores)
             if reason:
                 return reason
         if attrs["dropped"]:
@@ -124,6 +127,7 @@ class Attention(Softmax):
             self.fused_ops[0],
             *self._factors(match),
             self.mask_of(match),
+            self._bias_of(match),
             *_lists(random),
             U=tf.float64 if query.dtype == tf.float64 else tf.float32,
             scale=self.scale_of(attrs),
@@ -144,7 +148,9 @@ class Attention(Softmax):
             *self._factors(match),
             *fused.saved[:3],
             self.mask_of(match),
+            self._bias_of(match),
             *_lists(fused.saved[3:]),
+            bias_gradient="bias" in wanted,
             scale=self.scale_of(attrs),
             zero_masked=attrs["zeroed"],
             heads_first=attrs["heads_first"],
@@ -152,7 +158,10 @@ class Attention(Softmax):
             **self.masked_of(attrs),
             **_dropout_of(attrs),
         )
-        return {name: outputs[f"{name}_grad"] for name in self.differentiable}
+        gradients = {name: outputs[f"{name}_grad"] for name in _FACTORS}
+        if "bias" in wanted:
+            gradients["bias"] = summed_to(outputs["bias_grad"], match.operands["bias"])
+        return gradients
 
     def describe(self, match):
         attrs = match.attrs
@@ -160,6 +169,7 @@ class Attention(Softmax):
         parts = [
             scores,
             attrs["scaled"],
+            None if attrs["biased"] is None else "AddV2",
             "SelectV2" if attrs["masked"] else None,
             "Softmax",
             "Dropout" if attrs["dropped"] else None,
@@ -169,7 +179,10 @@ class Attention(Softmax):
         return " + ".join(filter(None, parts)), f"attention={match.fused_name()} query={query}"
 
     def _factors(self, match):
-        return [match.operands[name] for name in self.differentiable]
+        return [match.operands[name] for name in _FACTORS]
+
+    def _bias_of(self, match):
+        return [match.operands["bias"]] if "bias" in match.operands else []
 
     def _random(self, match):
         """Key and counter of a dropout, if there is one."""
@@ -195,6 +208,20 @@ def _dropout_of(attrs):
         return {}
     rate, scale = dropout.numbers(attrs)
     return {"dropout_rate": rate, "dropout_scale": scale}
+
+
+def _products(view, scores, attrs):
+    """Yields ({attribute: value}, the product or None) for what a mask may be applied to."""
+    if attrs["scaled"]:
+        yield {"biased": None}, _product_under(view, scores)
+        return
+    yield {"biased": None}, scores
+    if scores.type == "AddV2" and (attrs["late"] or not attrs["half"]):
+        for bias, tensor in enumerate(reversed(scores.inputs)):
+            if tensor.op.type in SCALES:
+                scaled = {"biased": bias, "scaled": tensor.op.type}
+                yield scaled, _product_under(view, tensor.op)
+            yield {"biased": bias}, tensor.op
 
 
 def _product_under(view, scaling):
@@ -260,16 +287,22 @@ def _spellings(product, output):
     ):
         apart = None if product.get_attr("adj_y") else _APART
         if not apart or product.inputs[1].op.type == "Transpose":
+            if apart and _are_transposed(*product.inputs, output.inputs[-1]):
+                yield _by_matmul(_BESIDE, _FLIPPED)
             yield _by_matmul(apart, None)
 
 
 def _flipped(scores, output):
     """Yields the spelling of transposed scores, as Keras has them, if they are the transposed."""
     product = scores.inputs[0].op
-    factors = [*product.inputs, output.inputs[-1]]
-    transposed = all(f.op.type == "Transpose" and f.shape.rank == 4 for f in factors)
+    transposed = _are_transposed(*product.inputs, output.inputs[-1])
     if product.type == output.type == "BatchMatMulV2" and transposed:
         yield _by_matmul(_FLIPPED, _FLIPPED)
+
+
+def _are_transposed(*factors):
+    """Returns whether tensors may be transposed ones of heads beside the depth."""
+    return all(f.op.type == "Transpose" and f.shape.rank == 4 for f in factors)
 
 
 def _by_matmul(to_scores, to_output):
@@ -329,6 +362,9 @@ def _product(spelling, left, right, to_scores):
         inputs = [right, left] if swapped else [left, right]
         return tf.raw_ops.Einsum(inputs=inputs, equation=equation)
     _, how = spelling
+    if how == _BESIDE:
+        left, right = tf.transpose(left, _TO_FRONT), tf.transpose(right, _TO_COLUMNS)
+        return tf.raw_ops.BatchMatMulV2(x=left, y=right)
     if how == _FLIPPED:
         right = tf.transpose(right, _TO_FRONT)
         if to_scores:

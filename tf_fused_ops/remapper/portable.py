@@ -235,7 +235,8 @@ def _attention(op):
 def _attention_grad(op):
     # What the forward op kept follows from its arguments.
     optional = optional_inputs(op, op.inputs[7:])
-    return reference.attention_grad(*op.inputs[:4], *optional, **_attributes(op, _ATTENTION))
+    attributes = _attributes(op, [*_ATTENTION, "bias_gradient"])
+    return reference.attention_grad(*op.inputs[:4], *optional, **attributes)
 
 
 def _dropout(op):

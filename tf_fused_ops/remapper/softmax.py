@@ -30,6 +30,7 @@ class Softmax(Rule):
         filled: Whether that mask is first combined with one that is true everywhere.
         zeroed: Whether the same mask chooses between the result and zero, as Keras's layer has it.
         half: The half precision dtype of x and y, if stock code computes in float32 between them.
+        late: Whether it does from the mask on, and scales in half precision.
     """
 
     family = "softmax"
@@ -51,15 +52,16 @@ class Softmax(Rule):
         for mask, half in itertools.product(masks, moments.halves(view, anchor)):
             attrs = dict(zip(("masked", "filled", "zeroed"), mask, strict=True)) | {"half": half}
             scaled = scaled_op(source, attrs)
-            for scale in (scaled.type, None) if scaled.type in SCALES else (None,):
-                yield attrs | {"scaled": scale}
+            scales = (scaled.type, None) if scaled.type in SCALES else (None,)
+            for scale, late in itertools.product(scales, (False, True) if half else (False,)):
+                yield attrs | {"scaled": scale, "late": late}
 
     def present(self, attrs):
         return ("x", "mask") if attrs["masked"] else ("x",)
 
     def parameters(self, attrs):
-        switches = {"scale": attrs["scaled"], "masked_value": attrs["masked"]}
-        return {name: (0, None) for name, present in switches.items() if present}
+        scale = {"scale": (0, attrs["half"] if attrs["late"] else None)} if attrs["scaled"] else {}
+        return scale | ({"masked_value": (0, None)} if attrs["masked"] else {})
 
     def operand_dtype(self, name, dtype, attrs):
         return tf.bool if name == "mask" else attrs["half"] or dtype
@@ -68,11 +70,15 @@ class Softmax(Rule):
         # An integer might be taken for a size.
         return not attrs["scaled"] or not float(attrs["scale"]).is_integer()
 
-    def stock(self, attrs, x, mask=None):
+    def stock(self, attrs, x, mask=None, bias=None):
+        # The bias is for attention.
         half = attrs["half"]
-        z = tf.cast(x, tf.float32) if half else x
+        z = tf.cast(x, tf.float32) if half and not attrs["late"] else x
         if attrs["scaled"]:
             z = SCALES[attrs["scaled"]][0](z, attrs["scale"])
+        if bias is not None:
+            z = bias + z if attrs["biased"] == 0 else z + bias
+        z = tf.cast(z, tf.float32) if attrs["late"] else z
         if attrs["filled"]:
             mask = tf.logical_and(tf.ones_like(z, tf.bool), mask)
         if attrs["masked"]:
@@ -93,24 +99,24 @@ class Softmax(Rule):
         x, attrs = match.operands["x"], match.attrs
         if attrs["masked"]:
             sizes = None if x.shape.rank is None else shapes.dimensions(x)
-            reason = self.mask_objection(match.operands["mask"], sizes, x.name)
+            reason = self.broadcast_objection("mask", match.operands["mask"], sizes, x.name)
             if reason:
                 return reason
         return self.number_objection(attrs, x)
 
-    def mask_objection(self, mask, sizes, x):
-        """Returns why a mask may not be broadcast to sizes, those of what is called `x`, or these
-        to the mask, or None."""
+    def broadcast_objection(self, name, tensor, sizes, x):
+        """Returns why an operand may not be broadcast to sizes, those of what is called `x`, or
+        these to the operand, or None."""
         if sizes is None or len(sizes) > _MAX_RANK:
             return f"{x} is not known to have at most {_MAX_RANK} dimensions"
-        rank = mask.shape.rank
+        rank = tensor.shape.rank
         if rank is None or not 0 < rank <= len(sizes):
-            return f"the rank of mask {mask.name} does not fit {x}"
+            return f"the rank of {name} {tensor.name} does not fit {x}"
         for axis, size in enumerate(sizes[len(sizes) - rank :]):
-            if mask.shape[axis] == 1 and axis < rank - 1:
+            if tensor.shape[axis] == 1 and axis < rank - 1:
                 continue
-            if shapes.dimension(mask, axis) != size:
-                return f"mask {mask.name} of shape {mask.shape} may not be broadcast to {x}"
+            if shapes.dimension(tensor, axis) != size:
+                return f"{name} {tensor.name} of shape {tensor.shape} may not be broadcast to {x}"
         return None
 
     def number_objection(self, attrs, x):

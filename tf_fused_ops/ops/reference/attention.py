@@ -17,6 +17,7 @@ def attention(
     key,
     value,
     mask=None,
+    bias=None,
     random=(),
     *,
     scale,
@@ -26,7 +27,7 @@ def attention(
     dropout_rate=0.0,
     dropout_scale=1.0,
 ):
-    """dropout(softmax(query key^T * scale)) value, with `masked` in place of what is scaled where
+    """dropout(softmax(query key^T * scale + bias)) value, with `masked` in place of the sum where
     the mask is false.
 
     Args:
@@ -34,6 +35,7 @@ def attention(
         key: [batch, keys, heads, depth].
         value: [batch, keys, heads, value_depth].
         mask: Of the scores, or None.
+        bias: Of the scores, or None.
         random: Key and counter of the random words of a dropout; empty for none.
         scale: The factor of the scores.
         masked: What takes their place.
@@ -46,7 +48,7 @@ def attention(
         The output; of each row of scores the largest, and 1 / the sum of e^(score - largest).
     """
     to_scores, to_output = _EQUATIONS[heads_first]
-    z = _scores(to_scores, query, key, mask, scale, masked)
+    z = _scores(to_scores, query, key, mask, bias, scale, masked)
     weights = tf.nn.softmax(z)
     left = _leaving(mask if zero_masked else None, random, dropout_rate, dropout_scale, query.dtype)
     y = tf.einsum(to_output, left(weights), wide(value))
@@ -60,6 +62,7 @@ def attention_grad(
     key,
     value,
     mask=None,
+    bias=None,
     random=(),
     *,
     scale,
@@ -68,33 +71,38 @@ def attention_grad(
     heads_first=False,
     dropout_rate=0.0,
     dropout_scale=1.0,
+    bias_gradient=False,
 ):
-    """The gradients of query, key and value.
+    """The gradients of query, key, value and, if asked for, a bias of all scores.
 
     Args:
         dy: The gradient of the output.
         query: As in the forward function, like the rest.
+        bias_gradient: Whether the last one is asked for; otherwise it is empty.
     """
     to_scores, to_output = _EQUATIONS[heads_first]
     q, k, v, dy = wide(query), wide(key), wide(value), wide(dy)
-    weights = tf.nn.softmax(_scores(to_scores, query, key, mask, scale, masked))
+    weights = tf.nn.softmax(_scores(to_scores, query, key, mask, bias, scale, masked))
     left = _leaving(mask if zero_masked else None, random, dropout_rate, dropout_scale, query.dtype)
     dweights = left(tf.einsum(to_scores, dy, v))
     projection = tf.reduce_sum(dweights * weights, -1, keepdims=True)
-    dscores = (dweights - projection) * weights * scale
+    dz = (dweights - projection) * weights
     if mask is not None:
-        dscores = tf.where(mask, dscores, tf.zeros_like(dscores))
+        dz = tf.where(mask, dz, tf.zeros_like(dz))
+    dscores = dz * scale
     transposed = tf.linalg.matrix_transpose
     gradients = [
         tf.einsum(to_output, dscores, k),
         tf.einsum(to_output, transposed(dscores), q),
         tf.einsum(to_output, transposed(left(weights)), dy),
+        dz if bias_gradient else tf.zeros([0], dz.dtype),
     ]
     return [tf.cast(gradient, query.dtype) for gradient in gradients]
 
 
-def _scores(to_scores, query, key, mask, scale, masked):
+def _scores(to_scores, query, key, mask, bias, scale, masked):
     z = tf.einsum(to_scores, wide(query), wide(key)) * scale
+    z = z if bias is None else z + wide(bias)
     return z if mask is None else tf.where(mask, z, tf.constant(masked, z.dtype))
 
 
