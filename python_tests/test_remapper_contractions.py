@@ -770,3 +770,58 @@ def test_recurrent_layer(use_bias):
 
     rules = {"matmul_add_tanh": 3} | ({"matmul_bias": 3} if use_bias else {})
     check(step, values((2, 3, 7)), rules, sum(rules.values()))
+
+
+# Side inputs of the product's shape that are made from it.
+OF_SHAPE = {
+    "reshape": lambda z, v: tf.reshape(v, tf.shape(z)),
+    "fill": lambda z, v: tf.fill(tf.shape(z), 2.0),
+    "zeros": lambda z, v: tf.zeros(tf.shape(z)),
+}
+
+
+@pytest.mark.parametrize("activation", [tf.identity, tf.nn.relu])
+@pytest.mark.parametrize("name", OF_SHAPE)
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4)], ids=str)
+def test_side_input_made_from_the_shape_of_the_product(shape, name, activation):
+    def chain(x, w, v):
+        z = tf.matmul(x, w)
+        return activation(z + OF_SHAPE[name](z, v))
+
+    operands = values(shape, (4, 5), (*shape[:-1], 5))
+    signature = [tf.TensorSpec([None, *x.shape[1:]]) for x in operands]
+    signature[1] = tf.TensorSpec([4, 5])
+    compiled = function(step_of(chain), input_signature=signature)
+    assert_same(compiled(*operands), step_of(chain)(*operands))
+
+
+@pytest.mark.parametrize("unknown", range(2))
+def test_factors_of_unknown_rank(unknown):
+    """Stay as they are: what the equation sums over is not known."""
+
+    def einsum(a, b):
+        return tf.nn.relu(tf.einsum("abc,cd->abd", a, b))
+
+    def heads(a, b):
+        bias = tf.ones([2, 3])
+        return tf.nn.relu(tf.reshape(tf.matmul(a, b), [-1, 3, 2, 3]) + bias)
+
+    for chain, shapes in ((einsum, [(2, 3, 4), (4, 5)]), (heads, [(2, 3, 4), (4, 6)])):
+        operands = values(*shapes)
+        signature = [tf.TensorSpec(x.shape) for x in operands]
+        signature[unknown] = tf.TensorSpec(None)
+        compiled = function(chain, input_signature=signature)
+        assert_same(compiled(*operands), chain(*operands))
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 4, 0), (2, 3, 0, 4), (0, 3, 4, 5)], ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+def test_einsum_of_no_elements(biased, sizes):
+    a, b, c, d = sizes
+
+    def chain(x, w, v):
+        y = tf.einsum("abc,cd->abd", x, w)
+        return tf.nn.gelu(y + v if biased else y)
+
+    rule = "einsum_bias_gelu_erf" if biased else "einsum_gelu_erf"
+    check(chain, values((a, b, c), (c, d), (d,)), {rule: 1})

@@ -37,6 +37,11 @@ class MatMulBiasAct(ContractionBiasAct):
         if not any(view.attr(anchor, name) for name in self.marks):
             yield from super().variants(view, anchor)
 
+    def has_ranks(self, anchor):
+        """Returns whether both factors have ranks that they may have."""
+        factors = zip(self.contraction, anchor.inputs, strict=False)
+        return all(tensor.shape.rank in self.operands[name] for name, tensor in factors)
+
     def linear(self, attrs, a, b, bias=None):
         z = tf.raw_ops.MatMul(
             a=a, b=b, transpose_a=attrs["transpose_a"], transpose_b=attrs["transpose_b"]
@@ -56,7 +61,7 @@ class BatchMatMulBiasAct(MatMulBiasAct):
     def variants(self, view, anchor):
         # What autodiff makes of a batch depends on the ranks.
         ranks = {"a_rank": anchor.inputs[0].shape.rank}
-        if ranks["a_rank"] in self.operands["a"] and anchor.inputs[1].shape.rank == 2:
+        if self.has_ranks(anchor):
             yield from (attrs | ranks for attrs in super().variants(view, anchor))
 
     def operand_shape(self, name, attrs):
@@ -97,6 +102,10 @@ class _ReshapedBiasAct(MatMulBiasAct):
         return super().check(match)
 
     @abc.abstractmethod
+    def contracted(self, match):
+        """Returns over how many dimensions is summed."""
+
+    @abc.abstractmethod
     def channels(self, match):
         """Returns the dimensions that b adds."""
 
@@ -118,7 +127,7 @@ class _ReshapedBiasAct(MatMulBiasAct):
 
     def _factors(self, match):
         b, columns = match.operands["b"], self.channels(match).num_elements()
-        rows = b.shape.num_elements() // max(columns, 1)
+        rows = b.shape[: self.contracted(match)].num_elements()
         return [reshape(match.operands["a"], [-1, rows]), reshape(b, [rows, columns])]
 
 
@@ -135,7 +144,7 @@ class EinsumBiasAct(_ReshapedBiasAct):
         return super().default_attrs() | {"equation": b"abc,cd->abd"}
 
     def variants(self, view, anchor):
-        if _contracted(anchor.get_attr("equation")):
+        if _contracted(anchor.get_attr("equation")) and self.has_ranks(anchor):
             tensors = (anchor.inputs[0], anchor.inputs[1])
             ranks = {f"{k}_rank": t.shape.rank for k, t in zip("ab", tensors, strict=True)}
             ranks["bias_rank"] = self.bias_rank(anchor)
@@ -148,11 +157,14 @@ class EinsumBiasAct(_ReshapedBiasAct):
         equation = attrs["equation"]
         return self.add_bias(attrs, tf.raw_ops.Einsum(inputs=[a, b], equation=equation), bias)
 
+    def contracted(self, match):
+        return _contracted(match.attrs["equation"])
+
     def channels(self, match):
-        return match.operands["b"].shape[_contracted(match.attrs["equation"]) :]
+        return match.operands["b"].shape[self.contracted(match) :]
 
     def shape(self, match):
-        sizes = shapes.sizes(match.operands["a"])[: -_contracted(match.attrs["equation"])]
+        sizes = shapes.sizes(match.operands["a"])[: -self.contracted(match)]
         channels = self.channels(match).as_list()
         return sizes + channels if isinstance(sizes, list) else tf.concat([sizes, channels], 0)
 
@@ -170,7 +182,7 @@ class HeadsBiasAct(_ReshapedBiasAct):
 
     def variants(self, view, anchor):
         ranks = {"a_rank": anchor.inputs[0].shape.rank, "b_rank": 2, "bias_rank": 2}
-        if anchor.inputs[1].shape.rank == 2:
+        if self.has_ranks(anchor):
             yield from (attrs | ranks for attrs in super().variants(view, anchor))
 
     def parameters(self, attrs):
@@ -191,6 +203,9 @@ class HeadsBiasAct(_ReshapedBiasAct):
         if math.prod(match.attrs["shape"][-2:]) != columns:
             return f"reshaping to {match.attrs['shape']} mixes the {columns} columns with the rows"
         return super().check(match)
+
+    def contracted(self, match):
+        return 1
 
     def channels(self, match):
         return tf.TensorShape(match.attrs["shape"][-2:])
@@ -222,7 +237,8 @@ class _AddAct(AddAct):
 
     def has_inner_shape(self, match, tensor):
         # Of the product, which stock gradients of the sum ask for.
-        return any(tensor is summand for summand in match.outputs["y"].op.inputs)
+        summands = () if self.differentiable else match.outputs["y"].op.inputs
+        return any(tensor is summand for summand in summands)
 
     def inner_shape(self, match, dtype):
         return tf.shape(match.operands["side_input"], dtype)

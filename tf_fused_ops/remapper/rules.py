@@ -66,7 +66,7 @@ _CHAINS = {
     moments.GivenBatchNormAct: moments.GivenBatchNormAct,
     moments.GivenBatchNormAddAct: moments.GivenBatchNormAct,
 }
-# TensorFlow has one op for these already, or does not have to compute anything else.
+# TensorFlow has one op for these already; and bare products stay its own.
 _BARE = {
     *(batch_norm.BatchNormAct, convolution.Conv2DAct, product.MatMulAct, product.DenseAct),
     *(product.BatchMatMulAct, product.EinsumAct),
