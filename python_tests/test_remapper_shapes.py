@@ -164,6 +164,46 @@ def test_dimension_of_a_product(transposed):
         assert shapes.dimension(product, 0) == shapes.dimension(a, int(transposed))
 
 
+# Makes one size of those of x and y, and names it.
+ELEMENTS = {
+    "last": (lambda x, y: tf.shape(x)[-1], ("x", 2)),
+    "last of a slice": (lambda x, y: tf.shape(x)[1:][-1], ("x", 2)),
+    "of a slice from behind": (lambda x, y: tf.shape(x)[-2:][0], ("x", 1)),
+    "last of joined ones": (
+        lambda x, y: tf.concat([tf.shape(x)[:2], tf.shape(y)], 0)[-1],
+        ("y", 1),
+    ),
+    "of joined ones": (lambda x, y: tf.concat([tf.shape(x)[:2], tf.shape(y)], 0)[2], ("y", 0)),
+    "chosen": (lambda x, y: tf.gather(tf.shape(x), [2, 0])[1], ("x", 0)),
+    "of every second": (lambda x, y: tf.shape(x)[::2][1], None),
+    "of another axis": (lambda x, y: tf.gather(tf.shape(x), tf.shape(y))[0], None),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_elements_of_shapes(name):
+    make, expected = ELEMENTS[name]
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None] * 3)
+        y = tf.compat.v1.placeholder(tf.float32, [None] * 2)
+        made = tf.zeros(tf.stack([make(x, y), 3]))
+        sizes = {
+            shapes.dimension(tensor, axis): (place, axis)
+            for place, tensor in (("x", x), ("y", y))
+            for axis in range(tensor.shape.rank)
+        }
+        assert sizes.get(shapes.dimension(made, 0)) == expected
+
+
+def test_sizes_that_elements_tell_first():
+    """A proof by numbers of elements goes before what is asked of another tensor."""
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, 6])
+        ids = tf.compat.v1.placeholder(tf.float32, [None])
+        y = tf.reshape(x, [tf.shape(ids)[0], 2, 3])
+        assert shapes.dimension(y, 0) == shapes.dimension(x, 0)
+
+
 def test_dimensions_of_repeated_heads():
     """All but the repeated one are known again, as for queries that share keys."""
     graph = tf.Graph()

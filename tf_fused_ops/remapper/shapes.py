@@ -28,6 +28,15 @@ _SAME_SHAPE = frozenset(
         "Softmax",
         "Softplus",
         "Erf",
+        "Erfc",
+        "Exp",
+        "Neg",
+        "Reciprocal",
+        "Rsqrt",
+        "Selu",
+        "Softsign",
+        "Sqrt",
+        "Square",
         "AddN",
         "Cumsum",
         "LogicalNot",
@@ -218,16 +227,15 @@ def _product(op, axis, rank):
 def _reshaped(op, axis):
     """The one size that is not known, if all others make up as many elements as before, or one that
     was asked of a tensor."""
-    asked = _given(op.inputs[1].op, axis)
-    before, after = op.inputs[0].shape, op.outputs[0].shape
-    if asked is not _UNKNOWN or before.rank is None:
-        return asked
-    before, after = before.as_list(), after.as_list()
-    if before.count(None) != 1 or after.count(None) != 1:
-        return _UNKNOWN
-    elements = [math.prod(size for size in sizes if size is not None) for sizes in (before, after)]
-    same = elements[0] == elements[1] != 0
-    return _Origin([(op.inputs[0], before.index(None))]) if same else _UNKNOWN
+    shapes = op.inputs[0].shape, op.outputs[0].shape
+    before, after = ([] if shape.rank is None else shape.as_list() for shape in shapes)
+    if before.count(None) == after.count(None) == 1:
+        elements = [
+            math.prod(size for size in sizes if size is not None) for sizes in (before, after)
+        ]
+        if elements[0] == elements[1] != 0:
+            return _Origin([(op.inputs[0], before.index(None))])
+    return _given(op.inputs[1].op, axis)
 
 
 def _gathered(op, axis):
@@ -241,25 +249,27 @@ def _gathered(op, axis):
 
 def _given(shape, index):
     """Returns where an element of a shape is from, given the op that makes the shape."""
-    while shape.type != "Shape":
-        if shape.type == "Pack":
-            found = folding.element(shape.inputs[index].op)
-        elif shape.type == "ConcatV2":
-            found = _piece(shape.inputs[:-1], index)
-        elif shape.type == "StridedSlice":
-            found = _sliced(shape, index)
-        else:
+    while True:
+        length = shape.outputs[0].shape[0] if shape.outputs[0].shape.rank == 1 else None
+        if length is None or not -length <= index < length:
             return _UNKNOWN
+        index %= length
+        if shape.type == "Shape":
+            return _Origin([(shape.inputs[0], index)])
+        found = _ELEMENTS[shape.type](shape, index) if shape.type in _ELEMENTS else None
         if found is None:
             return _UNKNOWN
         shape, index = found
-    source = shape.inputs[0]
-    return _UNKNOWN if source.shape.rank is None else _Origin([(source, index % source.shape.rank)])
 
 
-def _piece(vectors, index):
+def _packed(op, index):
+    """Returns of which op's output an element is that is packed, and its index there."""
+    return folding.element(op.inputs[index].op)
+
+
+def _joined(op, index):
     """Returns which op's output an element of a concatenation is from, and its index there."""
-    for vector in vectors:
+    for vector in op.inputs[:-1]:
         length = vector.shape[0]
         if length is None:
             return None
@@ -279,6 +289,23 @@ def _sliced(op, index):
         return None
     first = 0 if op.get_attr("begin_mask") else slice(int(begin[0]), None).indices(length)[0]
     return op.inputs[0].op, first + index
+
+
+def _chosen(op, index):
+    """Returns of which op's output an element is that indices choose, and its index there."""
+    indices, axis = (tensor_util.constant_value(op.inputs[i]) for i in (1, 2))
+    if indices is None or indices.ndim != 1 or axis != 0 or op.get_attr("batch_dims"):
+        return None
+    return op.inputs[0].op, int(indices[index])
+
+
+# By the type of an op that makes a vector.
+_ELEMENTS = {
+    "Pack": _packed,
+    "ConcatV2": _joined,
+    "StridedSlice": _sliced,
+    "GatherV2": _chosen,
+}
 
 
 def _indexed(op, axis):
