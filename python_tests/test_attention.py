@@ -237,6 +237,19 @@ def test_bias_beside_blocks_of_which_nothing_is_kept(make_mask, dtype, isa):
     check((1, 700, 700, 2, 8, 8), dtype, make_mask(700, 700), bias=[[1, 2, 700, 700]])
 
 
+@pytest.mark.parametrize("empty", range(6))
+def test_bias_of_no_elements(empty, isa):
+    """Batch, queries, keys, heads, depth or value depth are zero."""
+    shape = [2, 3, 4, 2, 5, 6]
+    shape[empty] = 0
+    batch, queries, keys, heads, *_ = shape
+    args = tensors(shape, "float32")
+    args[3:3] = [bias_for((batch, heads, queries, keys), "float32")]
+    found = outputs(lambda q, k, v, b: attention(q, k, v, scale=0.5, bias=b), *args)
+    for value, other in zip(found, outputs(stock(None, 0.5), *args), strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-6, atol=1e-6)
+
+
 def test_bias_as_mask(isa):
     """Minus infinity for keys of padding, in a gradient that does not ask for the bias's."""
     args = tensors((2, 150, 600, 2, 8, 5), "float64")

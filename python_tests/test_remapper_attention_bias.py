@@ -141,6 +141,73 @@ def test_bias_without_gradient(name):
     assert not only(compiled, FUSED[1]).get_attr("bias_gradient")
 
 
+def test_bias_that_is_an_operand():
+    """One tensor for all four, and one that is the query."""
+
+    def of_one(x):
+        return FORMS["matmul"][0](x, x, x, x)
+
+    def of_query(query, key, value):
+        return FORMS["matmul"][0](query, key, value, query)
+
+    check(step_of(of_one), values((2, 3, 5, 5)), {"attention": 1}, gradients=1)
+    operands = values((2, 3, 5, 6), (2, 3, 6, 6), (2, 3, 6, 7))
+    check(step_of(of_query), operands, {"attention": 1}, gradients=1)
+
+
+def test_gradient_of_the_bias_alone():
+    operands = values(*BESIDE, (3, 5, 6))
+
+    def step(*operands):
+        bias = operands[3]
+        with tf.GradientTape() as tape:
+            tape.watch(bias)
+            y = FORMS["scaled"][0](*operands)
+        return y, tape.gradient(y, bias)
+
+    compiled = check(step, operands, {"attention": 1}, gradients=1)
+    (fusion,) = compiled.remap_reports[-1].fused
+    graph = compiled.get_concrete_function().graph
+    assert [graph.get_operation_by_name(name).type for name in fusion.fused] == list(FUSED)
+
+
+@pytest.mark.parametrize("front", [(), (2, 3, 2)], ids=str)
+def test_dimensions_in_front(front):
+    shapes = [(*front, 5, 4), (*front, 6, 4), (*front, 6, 7)]
+    shapes = shapes if front else [(3, *shape) for shape in shapes]
+    bias = (1, *front[1:], 5, 6) if front else (5, 6)
+    check(step_of(products), values(*shapes, bias), {"attention": 1}, gradients=1)
+
+
+@pytest.mark.parametrize("order", [lambda a, b: a + b, lambda a, b: b + a])
+def test_bias_that_is_a_product(order):
+    """Scores of content and of positions: that of the batch is the scores."""
+
+    def chain(query, key, value, positions, table):
+        content = tf.matmul(query, key, transpose_b=True)
+        of_positions = tf.matmul(positions, table, transpose_b=True)
+        return tf.nn.softmax(order(content, of_positions)) @ value
+
+    operands = values(*FIRST, (1, 3, 5, 4), (1, 3, 6, 4))
+    check(step_of(chain), operands, {"attention": 1}, gradients=1)
+
+
+def test_shape_of_scores_that_code_outside_reads():
+    def chain(query, key, value, bias):
+        z = tf.transpose(query, [0, 2, 1, 3]) @ tf.transpose(key, [0, 2, 3, 1])
+        y = tf.nn.softmax(z + bias) @ tf.transpose(value, [0, 2, 1, 3])
+        return tf.transpose(y, [0, 2, 1, 3]), tf.cast(tf.shape(z), tf.float32)
+
+    operands = values(*BESIDE, (3, 5, 6))
+    signature = [tf.TensorSpec([2, None, *x.shape[2:]]) for x in operands[:3]]
+    signature[2] = signature[1] = tf.TensorSpec([2, 6, 3, None])
+    signature.append(tf.TensorSpec([3, 5, 6]))
+    signature[0] = tf.TensorSpec([2, 5, 3, None])
+    compiled = function(chain, input_signature=signature)
+    assert_same(compiled(*operands), chain(*operands))
+    assert rule_counts(compiled) == {"attention": 1}
+
+
 def test_bias_that_is_shared():
     """By two layers, as T5's positions; gradients of both are added up."""
 

@@ -95,8 +95,9 @@ struct OfWorkers {
 // Scales rows of products of `n` keys from `key` on, and adds their bias, if
 // there is one; `row` is the first of them among the rows of scores.
 template <class T>
-void AddBias(const AttentionArgs& args, int64_t row, int64_t rows, int64_t key,
-             int64_t n, Accumulator<T>* products, int64_t pitch) {
+void ScaleAndAddBias(const AttentionArgs& args, int64_t row, int64_t rows,
+                     int64_t key, int64_t n, Accumulator<T>* products,
+                     int64_t pitch) {
   using A = Accumulator<T>;
   if (args.bias.data == nullptr) return;
   const Vec<A> scale = Splat(static_cast<A>(args.scale));
@@ -111,8 +112,8 @@ void AddBias(const AttentionArgs& args, int64_t row, int64_t rows, int64_t key,
   }
 }
 
-// z of products after AddBias: scaled, or `masked` where `keep`, which may be
-// null, has none.
+// z of products after ScaleAndAddBias, which scales those with a bias: scaled,
+// or `masked` where `keep`, which may be null, has none.
 template <class A, bool kMask>
 struct Scores {
   Vec<A> scale, masked;

@@ -152,8 +152,8 @@ class AttentionForwardWork {
     GatherRows(q.At(first), q.row, rows, s_.depth, query_rows);
     A* const scores = scores_[worker];
     MultiplyBlock<true>(query_rows, rows, keys, false, scores, score_pitch_);
-    AddBias<T>(args_, head * s_.queries + first, rows, key, keys.columns(),
-               scores, score_pitch_);
+    ScaleAndAddBias<T>(args_, head * s_.queries + first, rows, key,
+                       keys.columns(), scores, score_pitch_);
     BlockRows<E> weights{{nullptr, weight_plane_}, score_pitch_ / kElements<E>};
     if constexpr (kApart) {
       weights.data.first = weights_[worker];
@@ -174,8 +174,8 @@ class AttentionForwardWork {
                               s_.queries, s_.depth);
     A* const scores = scores_[worker];
     MultiplyByKeys(q, s_.queries, k, key, n, s_.depth, scores, score_pitch_);
-    AddBias<T>(args_, head * s_.queries, s_.queries, key, n, scores,
-               score_pitch_);
+    ScaleAndAddBias<T>(args_, head * s_.queries, s_.queries, key, n, scores,
+                       score_pitch_);
     WeighRows<kMask>(head, 0, s_.queries, key, n, scores,
                      BlockRows<A>{{scores, 0}, score_pitch_}, sums);
     AddValues(scores, score_pitch_, s_.queries, v, key, n, s_.value_depth,

@@ -228,8 +228,8 @@ class AttentionGradientWork {
       MultiplyBlock<true>(query_rows, rows, key_columns, false, products,
                           score_pitch_);
     }
-    AddBias<T>(args_.forward, head * s_.queries + first, rows, key, n, products,
-               score_pitch_);
+    ScaleAndAddBias<T>(args_.forward, head * s_.queries + first, rows, key, n,
+                       products, score_pitch_);
     MultiplyBlock<true>(dy_rows, rows, value_columns, false, dweights,
                         score_pitch_);
     for (int64_t i = 0; i < rows; i += kElements<E>)
@@ -285,7 +285,9 @@ class AttentionGradientWork {
           if constexpr (kMask) dz = Kept<A>(some, m, dz, Vec<A>{});
           if (args_.bias_grad != nullptr) {
             const int64_t of_scores = head * s_.queries + first + row + i;
-            StoreColumns<true>(BiasGradient(of_scores, key + j), dz, m);
+            T* const to = BiasGradient(of_scores, key + j);
+            m == kLanes<A> ? StoreColumns<false>(to, dz, m)
+                           : StoreColumns<true>(to, dz, m);
           }
           weights[c][i] = FirstLanes<A>(kept, m);
           dscores[i][c] = FirstLanes<A>(dz * scale, m);

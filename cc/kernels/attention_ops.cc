@@ -5,6 +5,7 @@
 #include "cc/core/dispatch.h"
 #include "cc/kernels/broadcast_input.h"
 #include "cc/kernels/dropout.h"
+#include "cc/ops/attention_attrs.h"
 
 namespace tf_fused_ops {
 namespace {
@@ -145,10 +146,7 @@ template <class T>
 class AttentionGradOp : public AttentionBase<T> {
  public:
   explicit AttentionGradOp(OpKernelConstruction* ctx) : AttentionBase<T>(ctx) {
-    int num_bias;
-    OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_bias", &num_bias));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("bias_gradient", &bias_gradient_));
-    OP_REQUIRES_OK(ctx, CheckBiasGradient(bias_gradient_, num_bias));
+    OP_REQUIRES_OK(ctx, ReadBiasGradient(ctx, &bias_gradient_));
   }
 
  private:

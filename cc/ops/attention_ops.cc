@@ -1,4 +1,5 @@
 // Attention and its gradient.
+#include "cc/ops/attention_attrs.h"
 #include "cc/ops/broadcast_input.h"
 #include "cc/ops/dropout.h"
 #include "tensorflow/core/framework/op.h"
@@ -65,10 +66,7 @@ absl::Status AttentionShape(InferenceContext* c) {
 
 absl::Status AttentionGradShape(InferenceContext* c) {
   bool bias_gradient;
-  int num_bias;
-  TF_RETURN_IF_ERROR(c->GetAttr("bias_gradient", &bias_gradient));
-  TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_bias", &num_bias));
-  TF_RETURN_IF_ERROR(CheckBiasGradient(bias_gradient, num_bias));
+  TF_RETURN_IF_ERROR(ReadBiasGradient(c, &bias_gradient));
   ShapeHandle y, scores, rows;
   TF_RETURN_IF_ERROR(AttentionShapes(c, c->input(1), c->input(2), c->input(3),
                                      7, &y, &scores, &rows));

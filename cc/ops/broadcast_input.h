@@ -50,12 +50,6 @@ inline absl::Status CheckBroadcastShape(InferenceContext* c, const char* name,
   return absl::OkStatus();
 }
 
-// Whether there is the bias whose gradient is asked for.
-inline absl::Status CheckBiasGradient(bool bias_gradient, int num_bias) {
-  if (!bias_gradient || num_bias == 1) return absl::OkStatus();
-  return Invalid("bias_gradient asks for that of a bias, got none");
-}
-
 }  // namespace tf_fused_ops
 
 #endif  // TFO_CC_OPS_BROADCAST_INPUT_H_

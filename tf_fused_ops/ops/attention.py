@@ -30,7 +30,7 @@ def attention(
 
     The gradient keeps the arguments, the result, which half precision rounds, and two numbers for
     each query of a head, and computes the scores again, block by block; that of the bias has the
-    scores' size before it is summed up to the bias's shape. On CPUs.
+    scores' size, and is float32 at least, before it is summed up to the bias's shape. On CPUs.
 
     Args:
         query: Tensor [batch, queries, heads, depth]; float16, bfloat16, float32 or float64.
@@ -142,17 +142,17 @@ def _attention_gradient(op, dy, dlargest, dinverse_sum):
         bias_gradient=bias_gradient,
         **attributes,
     )
-    of_bias = [summed_to(of_scores, bias) if bias_gradient else None] * (bias is not None)
+    of_bias = [unbroadcast(of_scores, bias) if bias_gradient else None] * (bias is not None)
     return [*gradients, *[None] * (mask is not None), *of_bias, *(None for _ in random)]
 
 
-def summed_to(gradient, bias):
+def unbroadcast(gradient, bias):
     """Returns the gradient of a bias, given that of what it was broadcast to."""
     if gradient.shape.is_fully_defined() and gradient.shape == bias.shape:
         return gradient
     sizes = tf.shape(bias)
     axes, _ = tf.raw_ops.BroadcastGradientArgs(s0=sizes, s1=tf.shape(gradient))
-    # Stock sums half precision in half precision.
+    # In float32, as sums over a batch are long.
     wide = tf.cast(gradient, tf.float32) if gradient.dtype.size == 2 else gradient
     return tf.cast(tf.reshape(tf.reduce_sum(wide, axes), sizes), bias.dtype)
 

@@ -4,7 +4,7 @@ from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from tf_fused_ops.ops.attention import summed_to
+from tf_fused_ops.ops.attention import unbroadcast
 from tf_fused_ops.remapper import dropout, shapes
 from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.rule import Fused
@@ -15,6 +15,7 @@ _PRODUCTS = ("Einsum", "BatchMatMulV2")
 # Where the key is transposed by an op of its own; where query and key are, heads to the front; and
 # where Keras multiplies the transposed key and query, and transposes the scores.
 _APART, _BESIDE, _FLIPPED = "apart", "beside", "flipped"
+_FIRST, _SECOND = "first", "second"
 # Heads to the front and back again, and what the queries' depth comes before.
 _TO_FRONT, _TO_COLUMNS, _ROWS_TO_COLUMNS = [0, 2, 1, 3], [0, 2, 3, 1], [0, 1, 3, 2]
 
@@ -27,7 +28,7 @@ class Attention(Softmax):
             value come first), or ("BatchMatMulV2", how: None, _APART, _BESIDE or _FLIPPED).
         heads_first: Whether heads are a dimension of the batch, not beside the depth.
         rank: That of the operands.
-        biased: Which operand of the sum the bias is, 0 or 1, or None if there is none.
+        biased: Which summand the bias is, _FIRST or _SECOND, or None if there is none.
         dropped: Whether there is a dropout, and if so, what `dropout.draws` tells of it.
         sized: Whether its random numbers' shape is asked of the softmax.
     """
@@ -38,6 +39,8 @@ class Attention(Softmax):
         **dict.fromkeys(dropout.APART, (1,)),
     }
     differentiable = (*_FACTORS, "bias")
+    # Of two summands that are products, either may be the scores.
+    optional = (*Softmax.optional, "biased")
     unscaled = dropout.APART
     captured: ClassVar = dropout.SEEDS
     fused_ops = ("TfFusedOps>Attention", "TfFusedOps>AttentionGrad")
@@ -58,7 +61,7 @@ class Attention(Softmax):
 
     def present(self, attrs):
         masks = ("mask",) if attrs["masked"] else ()
-        masks += ("bias",) if attrs["biased"] is not None else ()
+        masks += ("bias",) if attrs["biased"] else ()
         sizes = ("shape",) if attrs["dropped"] and not attrs["sized"] else ()
         random = dropout.given(attrs) if attrs["dropped"] else ()
         return (*_FACTORS, *masks, *sizes, *random)
@@ -78,17 +81,24 @@ class Attention(Softmax):
 
     def stock(self, attrs, query, key, value, mask=None, bias=None, shape=None, **random):
         x = _product(attrs["to_scores"], query, key, True)
-        weights = super().stock(attrs, x, mask, bias)["y"]
+        weights = super().stock(attrs, x, mask, bias=bias)["y"]
         if attrs["dropped"]:
             if attrs["sized"]:
                 shape = tf.raw_ops.Shape(input=weights, out_type=attrs["shape_type"])
             weights = dropout.drop(attrs, weights, shape, **random)
         return {"y": _product(attrs["to_output"], weights, value, False)}
 
+    def shifted(self, attrs, z, bias=None):
+        if bias is None:
+            return z
+        return bias + z if attrs["biased"] == _FIRST else z + bias
+
     def has_inner_shape(self, match, tensor):
         # Products that are transposed behind have other shapes.
-        other = match.attrs["to_output"][1] == _FLIPPED and tensor.op.type == "BatchMatMulV2"
-        return super().has_inner_shape(match, tensor) and not other
+        forms, product = match.attrs, tensor.op.type == "BatchMatMulV2"
+        output = forms["to_output"][1] == _FLIPPED and tensor is match.outputs["y"].op.inputs[0]
+        flipped = product and forms["to_scores"][1] == _FLIPPED
+        return super().has_inner_shape(match, tensor) and not (output or flipped)
 
     def inner_shape(self, match, dtype):
         queries, keys = (tf.shape(match.operands[name], dtype) for name in ("query", "key"))
@@ -160,7 +170,7 @@ class Attention(Softmax):
         )
         gradients = {name: outputs[f"{name}_grad"] for name in _FACTORS}
         if "bias" in wanted:
-            gradients["bias"] = summed_to(outputs["bias_grad"], match.operands["bias"])
+            gradients["bias"] = unbroadcast(outputs["bias_grad"], match.operands["bias"])
         return gradients
 
     def describe(self, match):
@@ -169,7 +179,7 @@ class Attention(Softmax):
         parts = [
             scores,
             attrs["scaled"],
-            None if attrs["biased"] is None else "AddV2",
+            "AddV2" if attrs["biased"] else None,
             "SelectV2" if attrs["masked"] else None,
             "Softmax",
             "Dropout" if attrs["dropped"] else None,
@@ -216,12 +226,13 @@ def _products(view, scores, attrs):
         yield {"biased": None}, _product_under(view, scores)
         return
     yield {"biased": None}, scores
-    if scores.type == "AddV2" and (attrs["late"] or not attrs["half"]):
-        for bias, tensor in enumerate(reversed(scores.inputs)):
+    if scores.type == "AddV2":
+        for place, tensor in zip((_SECOND, _FIRST), scores.inputs, strict=True):
+            # The op takes a bias of the query's type.
+            biased = {"biased": place, "late": bool(attrs["half"])}
             if tensor.op.type in SCALES:
-                scaled = {"biased": bias, "scaled": tensor.op.type}
-                yield scaled, _product_under(view, tensor.op)
-            yield {"biased": bias}, tensor.op
+                yield biased | {"scaled": tensor.op.type}, _product_under(view, tensor.op)
+            yield biased, tensor.op
 
 
 def _product_under(view, scaling):

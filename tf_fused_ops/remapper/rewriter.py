@@ -417,11 +417,16 @@ def _collector_paused():
 
 def _makers(tensors):
     """Returns the fused ops that the named tensors come from."""
-    ops = (tensor.op for tensor in tensors.values())
-    # Some results are those of another rank, made narrower, or of further arithmetic.
-    made = (op.inputs[0].op if op.type in ("Squeeze", "Reshape") else op for op in ops)
-    made = list(dict.fromkeys(made))
+    made = list(dict.fromkeys(_before_reshaping(tensor.op) for tensor in tensors.values()))
     return [op for op in made if op.type.startswith("TfFusedOps>")] or made
+
+
+def _before_reshaping(op):
+    """Returns the op whose result another one has made narrower, or summed up to an operand's
+    shape."""
+    while op.type in ("Squeeze", "Reshape", "Sum", "Cast"):
+        op = op.inputs[0].op
+    return op
 
 
 def _messages(candidate, wanted):

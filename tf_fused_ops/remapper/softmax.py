@@ -53,8 +53,9 @@ class Softmax(Rule):
             attrs = dict(zip(("masked", "filled", "zeroed"), mask, strict=True)) | {"half": half}
             scaled = scaled_op(source, attrs)
             scales = (scaled.type, None) if scaled.type in SCALES else (None,)
-            for scale, late in itertools.product(scales, (False, True) if half else (False,)):
-                yield attrs | {"scaled": scale, "late": late}
+            for scale in scales:
+                for late in (False, True) if half and scale else (False,):
+                    yield attrs | {"scaled": scale, "late": late}
 
     def present(self, attrs):
         return ("x", "mask") if attrs["masked"] else ("x",)
@@ -70,14 +71,12 @@ class Softmax(Rule):
         # An integer might be taken for a size.
         return not attrs["scaled"] or not float(attrs["scale"]).is_integer()
 
-    def stock(self, attrs, x, mask=None, bias=None):
-        # The bias is for attention.
+    def stock(self, attrs, x, mask=None, **summands):
         half = attrs["half"]
         z = tf.cast(x, tf.float32) if half and not attrs["late"] else x
         if attrs["scaled"]:
             z = SCALES[attrs["scaled"]][0](z, attrs["scale"])
-        if bias is not None:
-            z = bias + z if attrs["biased"] == 0 else z + bias
+        z = self.shifted(attrs, z, **summands)
         z = tf.cast(z, tf.float32) if attrs["late"] else z
         if attrs["filled"]:
             mask = tf.logical_and(tf.ones_like(z, tf.bool), mask)
@@ -87,6 +86,10 @@ class Softmax(Rule):
         if attrs["zeroed"]:
             y = tf.where(mask, y, 0.0)
         return {"y": tf.cast(y, half) if half else y}
+
+    def shifted(self, attrs, z):
+        """The stock code between the scale and the mask."""
+        return z
 
     def has_inner_shape(self, match, tensor):
         # Besides scores there are shapes, masks, and keys that are transposed.
