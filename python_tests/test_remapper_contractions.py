@@ -825,3 +825,22 @@ def test_einsum_of_no_elements(biased, sizes):
 
     rule = "einsum_bias_gelu_erf" if biased else "einsum_gelu_erf"
     check(chain, values((a, b, c), (c, d), (d,)), {rule: 1})
+
+
+@pytest.mark.parametrize("transpose", [(False, True), (True, False), (True, True)], ids=str)
+@pytest.mark.parametrize("front", [(), (2,)], ids=str)
+def test_shape_of_a_transposed_product(front, transpose):
+    """Is made of those of its factors."""
+
+    def chain(x, w, v):
+        z = tf.matmul(x, w, *transpose)
+        return z + tf.reshape(v, tf.shape(z))
+
+    a, b = (
+        shape[::-1] if t else shape for shape, t in zip(((3, 4), (4, 5)), transpose, strict=True)
+    )
+    operands = values((*front, *a), b, (*front, 3, 5))
+    signature = [tf.TensorSpec([None] * x.shape.rank) for x in operands]
+    compiled = function(step_of(chain), input_signature=signature)
+    assert_same(compiled(*operands), step_of(chain)(*operands))
+    assert rule_counts(compiled) == {"batch_matmul_add" if front else "matmul_add": 1}

@@ -197,7 +197,7 @@ class Candidate:
         return None
 
     def _cycles(self):
-        after = {*self._users(self._offered), *self.shape_users}
+        after = self._users(self._offered)
         before = [t.op for t in self.match.operands.values()] + self.controls(self.forward_nodes)
         before += [] if self.forward else self.match.nodes
         if self.view.reaches(after, before):

@@ -241,7 +241,11 @@ class _AddAct(AddAct):
         return any(tensor is summand for summand in summands)
 
     def inner_shape(self, match, dtype):
-        return tf.shape(match.operands["side_input"], dtype)
+        # Not the side input's, which may be made from this one.
+        a, b = (tf.shape(match.operands[name], dtype) for name in self.contraction)
+        transposed = [match.attrs[name] for name in self.captured.get(self.anchor, ())]
+        of_a, of_b = transposed or (False, False)
+        return tf.concat([a[:-2], [a[-1 if of_a else -2], b[0 if of_b else 1]]], 0)
 
 
 class MatMulAddAct(_AddAct, MatMulAct):
