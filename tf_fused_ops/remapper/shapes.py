@@ -208,6 +208,8 @@ def _origin(tensor, axis):
         return _broadcast(op.inputs[:-1], axis, tensor.shape.rank) if other else _UNKNOWN
     if op.type in _WINDOWED:
         return _windowed(op, axis)
+    if op.type == "Tile":
+        return _tiled(op, axis)
     return _UNKNOWN
 
 
@@ -236,6 +238,17 @@ def _reshaped(op, axis):
         if elements[0] == elements[1] != 0:
             return _Origin([(op.inputs[0], before.index(None))])
     return _given(op.inputs[1].op, axis)
+
+
+def _tiled(op, axis):
+    """Returns where an axis of copies that follow each other along others has its size from."""
+    multiples = op.inputs[1]
+    if multiples.op.type == "Pack":
+        multiple = tensor_util.constant_value(multiples.op.inputs[axis])
+    else:
+        known = tensor_util.constant_value(multiples)
+        multiple = None if known is None else known[axis]
+    return _Origin([(op.inputs[0], axis)]) if multiple == 1 else _UNKNOWN
 
 
 def _gathered(op, axis):
