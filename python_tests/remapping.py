@@ -10,6 +10,7 @@ import tensorflow as tf
 import tolerances
 
 from tf_fused_ops.function import function
+from tf_fused_ops.remapper import convert
 
 FUSED = {
     "Conv2D": "TfFusedOps>Conv2DBiasAct",
@@ -158,6 +159,31 @@ def trained(decorator, make_model, target):
     compiled = decorator(step)
     x, target = values((4, *model.input_shape[1:]), target)
     return compiled, [compiled(x, target) for _ in range(5)]
+
+
+def check_left(code, shapes, rules, rule, reason):
+    """Asserts that `rule` leaves code alone for a reason, if there is one, or does not nearly fit,
+    and that only `rules` fuse it."""
+    found = reasons(check(code, values(*shapes), rules))
+    if reason:
+        assert reason in found[rule]
+    else:
+        assert not any(refused.startswith(rule) for refused in found)
+
+
+def check_portable(code, operands, folder):
+    """Asserts that stock ops stand for the fused ones of code where the package is not installed,
+    and are fused again."""
+    paths = [str(folder / name) for name in ("fused", "portable", "again")]
+    module = tf.Module()
+    signature = [tf.TensorSpec(x.shape, x.dtype) for x in operands]
+    module.forward = function(code, input_signature=signature)
+    expected = module.forward(*operands)
+    tf.saved_model.save(module, paths[0])
+    convert(paths[0], paths[1], to_stock=True)
+    assert_same(tf.saved_model.load(paths[1]).forward(*operands), expected)
+    convert(paths[1], paths[2])
+    assert_same(tf.saved_model.load(paths[2]).forward(*operands), expected)
 
 
 def check_training(make_model, target):

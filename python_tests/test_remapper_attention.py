@@ -9,6 +9,7 @@ import tensorflow as tf
 from remapping import (
     assert_same,
     check,
+    check_portable,
     check_training,
     gradient_count,
     plain,
@@ -20,7 +21,7 @@ from remapping import (
 from tolerances import assert_close
 
 from tf_fused_ops import function
-from tf_fused_ops.remapper import RemapOptions, convert
+from tf_fused_ops.remapper import RemapOptions
 
 # Batch, length, heads, depth; and batch, heads, length, depth.
 BESIDE = values((2, 5, 3, 4), (2, 6, 3, 4), (2, 6, 3, 7))
@@ -483,14 +484,4 @@ def test_switched_off():
 
 
 def test_portable_conversion(tmp_path):
-    """Stock ops stand for both ops where the package is not installed, and are fused again."""
-    paths = [str(tmp_path / name) for name in ("fused", "portable", "again")]
-    module = tf.Module()
-    signature = [tf.TensorSpec(x.shape) for x in BESIDE]
-    module.forward = function(step_of(masked), input_signature=signature)
-    expected = module.forward(*BESIDE)
-    tf.saved_model.save(module, paths[0])
-    convert(paths[0], paths[1], to_stock=True)
-    assert_same(tf.saved_model.load(paths[1]).forward(*BESIDE), expected)
-    convert(paths[1], paths[2])
-    assert_same(tf.saved_model.load(paths[2]).forward(*BESIDE), expected)
+    check_portable(step_of(masked), BESIDE, tmp_path)

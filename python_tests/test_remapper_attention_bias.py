@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from remapping import assert_same, check, reasons, rule_counts, step_of, values
+from remapping import assert_same, check, check_portable, reasons, rule_counts, step_of, values
 
 from tf_fused_ops import function
-from tf_fused_ops.remapper import convert
 
 # Batch, length, heads, depth; and batch, heads, length, depth.
 BESIDE = ((2, 5, 3, 4), (2, 6, 3, 4), (2, 6, 3, 7))
@@ -270,16 +269,5 @@ def test_bias_after_the_mask_is_left():
 
 
 def test_portable_conversion(tmp_path):
-    """Stock ops stand for both ops where the package is not installed, and are fused again."""
-    paths = [str(tmp_path / name) for name in ("fused", "portable", "again")]
     chain, shapes, size, _ = FORMS["scaled"]
-    operands = values(*shapes, size)
-    module = tf.Module()
-    signature = [tf.TensorSpec(x.shape) for x in operands]
-    module.forward = function(step_of(chain), input_signature=signature)
-    expected = module.forward(*operands)
-    tf.saved_model.save(module, paths[0])
-    convert(paths[0], paths[1], to_stock=True)
-    assert_same(tf.saved_model.load(paths[1]).forward(*operands), expected)
-    convert(paths[1], paths[2])
-    assert_same(tf.saved_model.load(paths[2]).forward(*operands), expected)
+    check_portable(step_of(chain), values(*shapes, size), tmp_path)
