@@ -16,19 +16,6 @@ namespace {
 // as much.
 constexpr int64_t kBlockQueries = 128, kBlockKeys = 256;
 
-// What products multiply: float32 as it is, since AMX gains little by its parts
-// where the depth is that of a head (measured, 512 queries and keys of depth
-// 64: 1.05 of the time forward, 0.97 in the gradient; 197 of them: 0.9 and
-// 0.8).
-template <class T>
-struct AttentionOperandOf : OperandOf<T> {};
-template <>
-struct AttentionOperandOf<float> {
-  using type = float;
-};
-template <class T>
-using AttentionOperand = typename AttentionOperandOf<T>::type;
-
 // Even parts of at most `most` queries or keys, each but the last as many as
 // fill whole steps of products whose depth they are.
 template <class E>
@@ -69,28 +56,6 @@ TFO_INLINE HeadRows<P> RowsOfHead(P* data, const AttentionShape& s,
   const int64_t b = head / s.heads, h = head % s.heads;
   return {data + (b * rows * s.heads + h) * depth, s.heads * depth};
 }
-
-// Room for rows of `columns` that are written in whole panels.
-template <class A>
-TFO_INLINE int64_t WholePanels(int64_t columns) {
-  return NumPanels<A>(columns) * kTileColumns<A>;
-}
-
-// The memory of a worker.
-template <class T>
-struct OfWorkers {
-  T* data;
-  int64_t size;
-
-  // False when scratch memory ran out.
-  bool Prepare(int64_t elements, const Parallel& parallel,
-               const Scratch& scratch) {
-    size = CeilDiv(elements, 64) * 64;
-    data = scratch.Allocate<T>(size * parallel.num_workers);
-    return data != nullptr;
-  }
-  T* operator[](int worker) const { return data + worker * size; }
-};
 
 // Scales rows of products of `n` keys from `key` on, and adds their bias, if
 // there is one; `row` is the first of them among the rows of scores.

@@ -61,7 +61,7 @@ class AttentionForwardWork {
 
  private:
   using A = Accumulator<T>;
-  using E = AttentionOperand<T>;
+  using E = BlockOperand<T>;
   using Panels = BlockPanels<E>;
   // Whether weights cannot take the place of their scores.
   static constexpr bool kApart = !std::is_same_v<E, A>;

@@ -92,7 +92,7 @@ class AttentionGradientWork {
 
  private:
   using A = Accumulator<T>;
-  using E = AttentionOperand<T>;
+  using E = BlockOperand<T>;
   using Panels = BlockPanels<E>;
   static constexpr bool kPairs = kElements<E> > 1;
 

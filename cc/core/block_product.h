@@ -9,6 +9,41 @@
 namespace tfo::TFO_ISA {
 namespace {
 
+// What products of blocks multiply: float32 as it is, since AMX gains little by
+// its parts where blocks are small (measured with attention, 512 queries and
+// keys of depth 64: 1.05 of the time forward, 0.97 in the gradient; 197 of
+// them: 0.9 and 0.8).
+template <class T>
+struct BlockOperandOf : OperandOf<T> {};
+template <>
+struct BlockOperandOf<float> {
+  using type = float;
+};
+template <class T>
+using BlockOperand = typename BlockOperandOf<T>::type;
+
+// Room for rows of `columns` that are written in whole panels.
+template <class A>
+TFO_INLINE int64_t WholePanels(int64_t columns) {
+  return NumPanels<A>(columns) * kTileColumns<A>;
+}
+
+// The memory of a worker.
+template <class T>
+struct OfWorkers {
+  T* data;
+  int64_t size;
+
+  // False when scratch memory ran out.
+  bool Prepare(int64_t elements, const Parallel& parallel,
+               const Scratch& scratch) {
+    size = CeilDiv(elements, 64) * 64;
+    data = scratch.Allocate<T>(size * parallel.num_workers);
+    return data != nullptr;
+  }
+  T* operator[](int worker) const { return data + worker * size; }
+};
+
 // The left factor: operands of its rows, `pitch` from one row to the next; or,
 // where rows lie together, from one of a row's operands to the next.
 template <class E>
@@ -83,6 +118,14 @@ class BlockPanels {
     const int64_t filled = NumOperands<E>(rows);
     for (int64_t p = 0; filled < depth_ && p < NumPanels<A>(columns); ++p)
       Zero(data_ + (p * depth_ + filled) * kWidth, (depth_ - filled) * kWidth);
+  }
+
+  // The panels that hold columns [begin, end); begin is a panel's first.
+  BlockPanels Part(int64_t begin, int64_t end) const {
+    BlockPanels part(*this);
+    part.data_ = data_ + begin * depth_;
+    part.columns_ = end - begin;
+    return part;
   }
 
   int64_t panel_stride() const { return depth_ * kWidth; }

@@ -12,6 +12,7 @@
 #include "cc/core/layer_norm.h"
 #include "cc/core/max_pool.h"
 #include "cc/core/peak.h"
+#include "cc/core/recurrent.h"
 #include "cc/core/softmax.h"
 
 namespace tfo {
@@ -43,6 +44,8 @@ struct Kernels {
   DropoutFunction* drop_out;
   MultiplyAddFunction* multiply_add;
   CopyFunction* copy;
+  RecurrentForwardFunction* recurrent_forward;
+  RecurrentGradientFunction* recurrent_gradient;
 };
 
 // The table of the fastest instruction set that the CPU has, unless

@@ -31,6 +31,8 @@ CrossEntropyGradientFunction CrossEntropyGradient;
 DropoutFunction DropOut;
 MultiplyAddFunction MultiplyAdd;
 CopyFunction Copy;
+RecurrentForwardFunction RecurrentForward;
+RecurrentGradientFunction RecurrentGradient;
 
 extern const Kernels kKernels;
 const Kernels kKernels = {TFO_STRING(TFO_ISA),
@@ -58,6 +60,8 @@ const Kernels kKernels = {TFO_STRING(TFO_ISA),
                           &CrossEntropyGradient,
                           &DropOut,
                           &MultiplyAdd,
-                          &Copy};
+                          &Copy,
+                          &RecurrentForward,
+                          &RecurrentGradient};
 
 }  // namespace tfo::TFO_ISA

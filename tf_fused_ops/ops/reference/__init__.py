@@ -30,6 +30,7 @@ from tf_fused_ops.ops.reference.layer_norm import (
 )
 from tf_fused_ops.ops.reference.matmul import matmul_bias_act, matmul_bias_act_grad
 from tf_fused_ops.ops.reference.max_pool import max_pool_act, max_pool_act_grad
+from tf_fused_ops.ops.reference.recurrent import recurrent, recurrent_grad, states_before
 from tf_fused_ops.ops.reference.softmax import softmax, softmax_grad
 from tf_fused_ops.ops.reference.sync_batch_norm import (
     batch_norm_apply,
@@ -64,9 +65,12 @@ __all__ = [
     "max_pool_act",
     "max_pool_act_grad",
     "pack_mask",
+    "recurrent",
+    "recurrent_grad",
     "softmax",
     "softmax_grad",
     "sparse_softmax_cross_entropy",
     "sparse_softmax_cross_entropy_grad",
+    "states_before",
     "ungrouped",
 ]
