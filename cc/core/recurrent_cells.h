@@ -17,6 +17,7 @@ struct ForwardRow {
 
   const T* x;
   const A* products;
+  int64_t product_stride;  // from gate to gate
   const A* bias;
   T* h;  // the state before the step, then that behind it
   A* c;
@@ -58,7 +59,9 @@ struct CellColumns {
     StoreColumns<kPartial>(gates + gate * units + j, v, n);
   }
   TFO_INLINE V Product(const ForwardRow<T>& row, int gate) const {
-    return Load(row.products, gate) + Load(row.bias, gate);
+    return LoadColumns<kPartial>(row.products + gate * row.product_stride + j,
+                                 n) +
+           Load(row.bias, gate);
   }
 
   static TFO_INLINE V Act(V z) { return F::template Value<kAct>(z, V{}); }
@@ -157,30 +160,18 @@ struct LstmCell {
   }
 };
 
-template <class Cell, class T>
-void ForwardCell(const ForwardRow<T>& row, int64_t units, bool relu) {
-  const auto run = [&](auto act) {
+// Calls body(CellColumns) for units [begin, begin + n).
+template <class T, class Body>
+TFO_INLINE void ForUnits(const RecurrentShape& s, int64_t begin, int64_t n,
+                         const Body& body) {
+  const auto run = [&](auto relu) {
     ForColumns<Accumulator<T>>(
-        units, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
-          using Columns =
-              CellColumns<T, decltype(act)::value, decltype(partial)::value>;
-          Cell::Forward(row, Columns{units, j, n});
+        n, [&](int64_t j, auto partial, int m) TFO_INLINE_LAMBDA {
+          body(CellColumns<T, decltype(relu)::value, decltype(partial)::value>{
+              s.units, begin + j, m});
         });
   };
-  relu ? run(Partial<true>{}) : run(Partial<false>{});
-}
-
-template <class Cell, class T>
-void GradientOfCell(const GradientRow<T>& row, int64_t units, bool relu) {
-  const auto run = [&](auto act) {
-    ForColumns<Accumulator<T>>(
-        units, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
-          using Columns =
-              CellColumns<T, decltype(act)::value, decltype(partial)::value>;
-          Cell::Gradient(row, Columns{units, j, n});
-        });
-  };
-  relu ? run(Partial<true>{}) : run(Partial<false>{});
+  s.relu ? run(std::true_type{}) : run(std::false_type{});
 }
 
 }  // namespace

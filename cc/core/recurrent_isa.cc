@@ -1,16 +1,19 @@
-// Recurrent layers: each task takes some rows of the batch through all steps,
-// so that none waits for another; the kernel is packed once.
-#include "cc/core/block_product.h"
+// Recurrent layers. Each task takes some rows of the batch through all steps,
+// so that none waits for another; of a few rows, workers share the units of
+// every step.
 #include "cc/core/recurrent_cells.h"
+#include "cc/core/recurrent_product.h"
+#include "cc/core/shared_work.h"
 
 namespace tfo::TFO_ISA {
 namespace {
 
 // Rows of a task, whose products and operands a cache should hold.
 constexpr int64_t kMostRows = 64;
-// Panels that all rows of a task are multiplied by before the next, as a kernel
-// may be larger than the caches.
-constexpr int64_t kPanelsTogether = 4;
+// Rows that workers do not divide: they rather read a part of the kernel each
+constexpr int64_t kUndividedRows = 8;
+// Parts of the units for each worker, as these do not begin together.
+constexpr int64_t kPartsOfWorker = 2;
 
 // n elements, converted.
 template <class From, class To>
@@ -22,256 +25,48 @@ TFO_INLINE void Convert(const From* from, int64_t n, To* to) {
       });
 }
 
-// What both directions share.
-template <class T>
+// What both directions share: `Direction` has Begin and End, for some rows, and
+// Step, for some rows and units, where no step but the first begins before the
+// one before has ended for all units.
+template <class T, bool kTransposed, class Direction>
 class RecurrentWork {
- public:
-  using A = Accumulator<T>;
-  using E = BlockOperand<T>;
-  using Panels = BlockPanels<E>;
-
-  // `add`: whether products are added to what is there.
-  RecurrentWork(const RecurrentInputs& in, bool add)
-      : in_(in), s_(in.shape), add_(add), parts_(0, 1), kernel_(nullptr) {}
-
-  // Packs the kernel, [depth, columns] by `map`. False when scratch memory ran
-  // out.
-  bool Prepare(const FilterMap& map, int64_t depth, int64_t columns,
-               const Parallel& parallel, const Scratch& scratch) {
-    const int64_t tasks =
-        EvenTasks(CeilDiv(s_.batch, kMostRows), 1, parallel.num_workers);
-    parts_ = EvenParts(s_.batch, CeilDiv(s_.batch, Max(tasks, 1)));
-    depth_ = depth;
-    pitch_ = WholePanels<A>(columns);
-    const int64_t rows = MostRows();
-    operand_plane_ = rows * BlockPitch<E>(depth);
-    E* const packed = scratch.Allocate<E>(Panels::Size(depth, columns));
-    if (packed == nullptr) return false;
-    kernel_ = Panels(packed);
-    kernel_.Pack(static_cast<const T*>(in_.kernel), map, depth, columns);
-    return first_.Prepare(rows, parallel, scratch) &&
-           products_.Prepare(rows * pitch_, parallel, scratch) &&
-           operands_.Prepare(kPlanes<E> * operand_plane_, parallel, scratch) &&
-           carry_.Prepare(rows * s_.units, parallel, scratch);
-  }
-
  protected:
-  int64_t MostRows() const { return parts_.count() == 0 ? 0 : parts_.Size(0); }
+  using A = Accumulator<T>;
 
-  // Calls body(first row, number of rows, worker).
-  template <class Body>
-  void ForRows(const Parallel& parallel, const Body& body) const {
-    auto task = [&](int64_t part, int worker) {
-      body(parts_.Begin(part), parts_.Size(part), worker);
-    };
-    if (parts_.count() == 0) return;
-    ParallelFor(parallel, parts_.count(),
-                MostRows() * s_.steps * s_.gates() * (4 + s_.units / kLanes<A>),
-                task);
+  explicit RecurrentWork(const RecurrentInputs& in) : in_(in), s_(in.shape) {}
+
+  // False when scratch memory ran out.
+  bool Prepare(const Parallel& parallel, const Scratch& scratch) {
+    first_ = scratch.Allocate<int64_t>(s_.batch);
+    carry_ = scratch.Allocate<A>(s_.batch * s_.units);
+    shared_ = scratch.Allocate<SharedWork>(s_.steps + 1);
+    return first_ != nullptr && carry_ != nullptr && shared_ != nullptr &&
+           product_.Prepare(static_cast<const T*>(in_.kernel),
+                            NumGates(s_.cell), s_.units, s_.batch, parallel,
+                            scratch);
   }
 
-  // The products of `count` rows, `stride` apart, and the kernel.
-  void Multiply(const T* rows, int64_t stride, int64_t count,
-                int worker) const {
-    const BlockRows<E> operands{{operands_[worker], operand_plane_},
-                                BlockPitch<E>(depth_)};
-    GatherRows(rows, stride, count, depth_, operands);
-    constexpr int64_t kColumns = kPanelsTogether * kTileColumns<A>;
-    for (int64_t j = 0; j < kernel_.columns(); j += kColumns) {
-      MultiplyBlock<true>(operands, count,
-                          kernel_.Part(j, Min(j + kColumns, kernel_.columns())),
-                          add_, products_[worker] + j, pitch_);
-    }
+  // Runs `count` steps.
+  template <class Cell>
+  void RunSteps(int64_t count, const Parallel& parallel) {
+    if (s_.batch == 0) return;
+    parallel.num_workers > 1 && s_.batch <= kUndividedRows
+        ? ShareUnits<Cell>(count, parallel)
+        : DivideRows<Cell>(count, parallel);
   }
 
   // Which step of the input is the i-th to be computed.
-  int64_t Step(int64_t i) const { return s_.backwards ? s_.steps - 1 - i : i; }
+  int64_t Place(int64_t i) const { return s_.backwards ? s_.steps - 1 - i : i; }
   // A row's part of a tensor [batch, steps, width], or null.
-  const T* At(const void* tensor, int64_t row, int64_t step,
+  const T* At(const void* tensor, int64_t row, int64_t place,
               int64_t width) const {
     if (tensor == nullptr) return nullptr;
-    return static_cast<const T*>(tensor) + (row * s_.steps + step) * width;
+    return static_cast<const T*>(tensor) + (row * s_.steps + place) * width;
   }
-  T* At(void* tensor, int64_t row, int64_t step, int64_t width) const {
+  T* At(void* tensor, int64_t row, int64_t place, int64_t width) const {
     return const_cast<T*>(
-        At(static_cast<const void*>(tensor), row, step, width));
+        At(static_cast<const void*>(tensor), row, place, width));
   }
-  const T* State(int i, int64_t row) const {
-    return static_cast<const T*>(in_.states[i]) + row * s_.units;
-  }
-  bool Keeps(int64_t row, int64_t step) const {
-    return in_.mask == nullptr || in_.mask[row * s_.steps + step] != 0;
-  }
-  // The first of a row's steps, as they are computed, that the mask keeps.
-  int64_t FirstKept(int64_t row) const {
-    int64_t n = 0;
-    while (n < s_.steps && !Keeps(row, Step(n))) ++n;
-    return n;
-  }
-
-  const RecurrentInputs& in_;
-  const RecurrentShape& s_;
-  const bool add_;
-  EvenParts parts_;
-  Panels kernel_;
-  int64_t depth_ = 0, pitch_ = 0, operand_plane_ = 0;
-  OfWorkers<int64_t> first_;  // of each row, FirstKept
-  OfWorkers<E> operands_;
-  OfWorkers<A> products_;
-  OfWorkers<A> carry_;  // c, or its gradient
-};
-
-template <class T>
-class ForwardWork : RecurrentWork<T> {
- public:
-  explicit ForwardWork(const RecurrentArgs& args)
-      : RecurrentWork<T>(args.inputs, false), args_(args) {}
-
-  // False when scratch memory ran out.
-  bool Prepare(const Parallel& parallel, const Scratch& scratch) {
-    const int64_t gates = s_.gates();
-    bias_ = scratch.Allocate<A>(gates);
-    if (bias_ == nullptr) return false;
-    if (args_.bias == nullptr) {
-      Zero(bias_, gates);
-    } else {
-      Convert(static_cast<const T*>(args_.bias), gates, bias_);
-    }
-    return RecurrentWork<T>::Prepare({gates, 1, 0}, s_.units, gates, parallel,
-                                     scratch) &&
-           state_.Prepare(this->MostRows() * s_.units, parallel, scratch);
-  }
-
-  template <class Cell>
-  void Run(const Parallel& parallel) {
-    this->ForRows(parallel, [&](int64_t begin, int64_t rows, int worker) {
-      RunRows<Cell>(begin, rows, worker);
-    });
-  }
-
- private:
-  using A = Accumulator<T>;
-  using RecurrentWork<T>::s_;
-
-  template <class Cell>
-  void RunRows(int64_t begin, int64_t rows, int worker) {
-    constexpr bool kHasC = NumStates(Cell::kCell) > 1;
-    constexpr int kSaved = NumSaved(Cell::kCell);
-    const int64_t units = s_.units;
-    T* const h = state_[worker];
-    A* const c = this->carry_[worker];
-    int64_t* const first = this->first_[worker];
-    for (int64_t i = 0; i < rows; ++i) first[i] = this->FirstKept(begin + i);
-    Convert(this->State(0, begin), rows * units, h);
-    if constexpr (kHasC) Convert(this->State(1, begin), rows * units, c);
-    for (int64_t n = 0; n < s_.steps; ++n) {
-      const int64_t step = this->Step(n);
-      this->Multiply(h, units, rows, worker);
-      for (int64_t i = 0; i < rows; ++i) {
-        const int64_t row = begin + i;
-        const ForwardRow<T> at{
-            this->At(args_.x, row, step, s_.gates()),
-            this->products_[worker] + i * this->pitch_,
-            bias_,
-            h + i * units,
-            c + i * units,
-            this->At(args_.saved, row, step, kSaved * units)};
-        if (this->Keeps(row, step)) {
-          ForwardCell<Cell>(at, units, s_.relu);
-        } else if (kSaved > 0 && at.saved != nullptr) {
-          Zero(at.saved, kSaved * units);
-          if constexpr (kHasC)
-            Convert(at.c, units, at.saved + (kSaved - 1) * units);
-        }
-        T* const y = this->At(args_.y, row, step, units);
-        n >= first[i] ? Convert(at.h, units, y) : Zero(y, units);
-      }
-    }
-    Convert(h, rows * units, static_cast<T*>(args_.last[0]) + begin * units);
-    if constexpr (kHasC)
-      Convert(c, rows * units, static_cast<T*>(args_.last[1]) + begin * units);
-  }
-
-  const RecurrentArgs& args_;
-  A* bias_ = nullptr;
-  OfWorkers<T> state_;  // h
-};
-
-template <class T>
-class GradientWork : RecurrentWork<T> {
- public:
-  explicit GradientWork(const RecurrentGradientArgs& args)
-      : RecurrentWork<T>(args.inputs, true), args_(args) {}
-
-  // False when scratch memory ran out.
-  bool Prepare(const Parallel& parallel, const Scratch& scratch) {
-    return RecurrentWork<T>::Prepare({1, s_.gates(), 0}, s_.gates(), s_.units,
-                                     parallel, scratch);
-  }
-
-  template <class Cell>
-  void Run(const Parallel& parallel) {
-    this->ForRows(parallel, [&](int64_t begin, int64_t rows, int worker) {
-      RunRows<Cell>(begin, rows, worker);
-    });
-  }
-
- private:
-  using A = Accumulator<T>;
-  using RecurrentWork<T>::s_;
-
-  template <class Cell>
-  void RunRows(int64_t begin, int64_t rows, int worker) {
-    constexpr bool kHasC = NumStates(Cell::kCell) > 1;
-    constexpr int kSaved = NumSaved(Cell::kCell);
-    const int64_t units = s_.units, gates = s_.gates();
-    // The gradients of h, to which products are added.
-    A* const dh = this->products_[worker];
-    A* const dc = this->carry_[worker];
-    void* const product_grad =
-        args_.product_grad == nullptr ? args_.x_grad : args_.product_grad;
-    int64_t* const first = this->first_[worker];
-    for (int64_t i = 0; i < rows; ++i) {
-      first[i] = this->FirstKept(begin + i);
-      Convert(Of(args_.dlast[0], begin + i), units, dh + i * this->pitch_);
-    }
-    if constexpr (kHasC) Convert(Of(args_.dlast[1], begin), rows * units, dc);
-    for (int64_t n = s_.steps - 1; n >= 0; --n) {
-      const int64_t step = this->Step(n),
-                    before = n > 0 ? this->Step(n - 1) : 0;
-      for (int64_t i = 0; i < rows; ++i) {
-        const int64_t row = begin + i;
-        const GradientRow<T> at{
-            this->At(args_.y, row, step, units),
-            this->At(args_.saved, row, step, kSaved * units),
-            // What y was before the first step that counts is not h.
-            n <= first[i] ? this->State(0, row)
-                          : this->At(args_.y, row, before, units),
-            n == 0 || !kHasC
-                ? this->State(kHasC, row)
-                : this->At(args_.saved, row, before, kSaved * units) +
-                      (kSaved - 1) * units,
-            this->At(args_.x_grad, row, step, gates),
-            this->At(product_grad, row, step, gates), dh + i * this->pitch_,
-            dc + i * units};
-        if (n >= first[i]) Add(this->At(args_.dy, row, step, units), at.dh);
-        if (this->Keeps(row, step)) {
-          GradientOfCell<Cell>(at, units, s_.relu);
-        } else {
-          Zero(at.x_grad, gates);
-          Zero(at.product_grad, gates);
-        }
-      }
-      this->Multiply(this->At(product_grad, begin, step, gates),
-                     s_.steps * gates, rows, worker);
-    }
-    for (int64_t i = 0; i < rows; ++i)
-      Convert(dh + i * this->pitch_, units,
-              Of(args_.state_grads[0], begin + i));
-    if constexpr (kHasC)
-      Convert(dc, rows * units, Of(args_.state_grads[1], begin));
-  }
-
   // The part of a tensor [batch, units] that begins with a row.
   const T* Of(const void* tensor, int64_t row) const {
     return static_cast<const T*>(tensor) + row * s_.units;
@@ -279,19 +74,265 @@ class GradientWork : RecurrentWork<T> {
   T* Of(void* tensor, int64_t row) const {
     return static_cast<T*>(tensor) + row * s_.units;
   }
-
-  void Add(const T* dy, A* dh) const {
-    ForColumns<A>(s_.units,
-                  [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
-                    constexpr bool kPartial = decltype(partial)::value;
-                    StoreColumns<kPartial>(dh + j,
-                                           LoadColumns<kPartial>(dh + j, n) +
-                                               LoadColumns<kPartial>(dy + j, n),
-                                           n);
-                  });
+  bool Keeps(int64_t row, int64_t place) const {
+    return in_.mask == nullptr || in_.mask[row * s_.steps + place] != 0;
+  }
+  // The first of a row's steps, as they are computed, that the mask keeps.
+  int64_t FirstKept(int64_t row) const {
+    int64_t n = 0;
+    while (n < s_.steps && !Keeps(row, Place(n))) ++n;
+    return n;
   }
 
+  template <class Cell>
+  void DivideRows(int64_t count, const Parallel& parallel) {
+    const int64_t tasks =
+        EvenTasks(CeilDiv(s_.batch, kMostRows), 1, parallel.num_workers);
+    const EvenParts parts(s_.batch, CeilDiv(s_.batch, tasks));
+    auto task = [&](int64_t part, int) {
+      const int64_t begin = parts.Begin(part), rows = parts.Size(part);
+      direction().template Begin<Cell>(begin, rows);
+      for (int64_t n = 0; n < count; ++n)
+        direction().template Step<Cell>(n, begin, rows, 0, s_.units);
+      direction().template End<Cell>(begin, rows);
+    };
+    ParallelFor(parallel, parts.count(), parts.Size(0) * RowCycles(), task);
+  }
+
+  template <class Cell>
+  void ShareUnits(int64_t count, const Parallel& parallel) {
+    constexpr int64_t kUnits = decltype(product_)::kUnits;
+    const int64_t blocks = CeilDiv(s_.units, kUnits);
+    const EvenParts parts(
+        blocks, CeilDiv(blocks, kPartsOfWorker * parallel.num_workers));
+    direction().template Begin<Cell>(0, s_.batch);
+    for (int64_t n = 0; n < count; ++n) shared_[n] = {};
+    auto task = [&](int64_t, int) {
+      for (int64_t n = 0; n < count; ++n) {
+        shared_[n].Finish(parts.count(), [&](int64_t part) {
+          const int64_t begin = parts.Begin(part) * kUnits;
+          const int64_t end = Min(parts.Begin(part + 1) * kUnits, s_.units);
+          direction().template Step<Cell>(n, 0, s_.batch, begin, end - begin);
+        });
+      }
+    };
+    const int64_t tasks = Min(parallel.num_workers, parts.count());
+    ParallelFor(parallel, tasks, s_.batch * RowCycles() / Max(tasks, 1), task);
+    direction().template End<Cell>(0, s_.batch);
+  }
+
+  Direction& direction() { return static_cast<Direction&>(*this); }
+  // What a row costs.
+  int64_t RowCycles() const {
+    return s_.steps * s_.gates() * (4 + s_.units / kLanes<A>);
+  }
+
+  const RecurrentInputs& in_;
+  const RecurrentShape& s_;
+  RecurrentProduct<T, kTransposed> product_;
+  int64_t* first_ = nullptr;  // of each row, FirstKept
+  A* carry_ = nullptr;        // c, or its gradient, of each row
+  SharedWork* shared_ = nullptr;
+};
+
+template <class T>
+class ForwardWork : RecurrentWork<T, false, ForwardWork<T>> {
+  using Base = RecurrentWork<T, false, ForwardWork<T>>;
+  using A = Accumulator<T>;
+  friend Base;
+
+ public:
+  explicit ForwardWork(const RecurrentArgs& args)
+      : Base(args.inputs), args_(args) {}
+
+  // False when scratch memory ran out.
+  bool Prepare(const Parallel& parallel, const Scratch& scratch) {
+    const int64_t gates = s_.gates();
+    bias_ = scratch.Allocate<A>(gates);
+    h_ = scratch.Allocate<T>(s_.batch * s_.units);
+    if (bias_ == nullptr || h_ == nullptr) return false;
+    if (args_.bias == nullptr) {
+      Zero(bias_, gates);
+    } else {
+      Convert(static_cast<const T*>(args_.bias), gates, bias_);
+    }
+    return Base::Prepare(parallel, scratch);
+  }
+
+  template <class Cell>
+  void Run(const Parallel& parallel) {
+    this->template RunSteps<Cell>(s_.steps, parallel);
+  }
+
+ private:
+  using Base::product_;
+  using Base::s_;
+
+  template <class Cell>
+  void Begin(int64_t begin, int64_t rows) const {
+    const int64_t units = s_.units;
+    Convert(this->Of(this->in_.states[0], begin), rows * units,
+            this->Of(h_, begin));
+    if constexpr (NumStates(Cell::kCell) > 1)
+      Convert(this->Of(this->in_.states[1], begin), rows * units, C(begin));
+    for (int64_t row = begin; row < begin + rows; ++row) {
+      this->first_[row] = this->FirstKept(row);
+      product_.Put(0, row, 0, this->Of(h_, row), 0, units);
+    }
+  }
+
+  template <class Cell>
+  void Step(int64_t n, int64_t begin, int64_t rows, int64_t unit,
+            int64_t count) const {
+    constexpr int kSaved = NumSaved(Cell::kCell);
+    const int64_t place = this->Place(n), units = s_.units;
+    product_.Run(n, begin, rows, unit, count);
+    for (int64_t row = begin; row < begin + rows; ++row) {
+      const ForwardRow<T> at{this->At(args_.x, row, place, s_.gates()),
+                             product_.Products(row),
+                             product_.stride(),
+                             bias_,
+                             this->Of(h_, row),
+                             C(row),
+                             this->At(args_.saved, row, place, kSaved * units)};
+      if (this->Keeps(row, place)) {
+        ForUnits<T>(s_, unit, count,
+                    [&](const auto& columns) { Cell::Forward(at, columns); });
+      } else if (kSaved > 0 && at.saved != nullptr) {
+        for (int i = 0; i < kSaved; ++i)
+          Zero(at.saved + i * units + unit, count);
+        if constexpr (NumStates(Cell::kCell) > 1)
+          Convert(at.c + unit, count, at.saved + (kSaved - 1) * units + unit);
+      }
+      T* const y = this->At(args_.y, row, place, units) + unit;
+      n >= this->first_[row] ? Convert(at.h + unit, count, y) : Zero(y, count);
+      product_.Put(n + 1, row, 0, at.h, unit, count);
+    }
+  }
+
+  template <class Cell>
+  void End(int64_t begin, int64_t rows) const {
+    const int64_t size = rows * s_.units;
+    Convert(this->Of(h_, begin), size, this->Of(args_.last[0], begin));
+    if constexpr (NumStates(Cell::kCell) > 1)
+      Convert(C(begin), size, this->Of(args_.last[1], begin));
+  }
+
+  A* C(int64_t row) const { return this->carry_ + row * s_.units; }
+
+  const RecurrentArgs& args_;
+  A* bias_ = nullptr;
+  T* h_ = nullptr;
+};
+
+template <class T>
+class GradientWork : RecurrentWork<T, true, GradientWork<T>> {
+  using Base = RecurrentWork<T, true, GradientWork<T>>;
+  using A = Accumulator<T>;
+  friend Base;
+
+ public:
+  explicit GradientWork(const RecurrentGradientArgs& args)
+      : Base(args.inputs),
+        args_(args),
+        product_grad_(args.product_grad == nullptr ? args.x_grad
+                                                   : args.product_grad) {}
+
+  using Base::Prepare;
+
+  template <class Cell>
+  void Run(const Parallel& parallel) {
+    // The last has nothing but a product.
+    this->template RunSteps<Cell>(s_.steps + 1, parallel);
+  }
+
+ private:
+  using Base::product_;
+  using Base::s_;
+
+  template <class Cell>
+  void Begin(int64_t begin, int64_t rows) const {
+    for (int64_t row = begin; row < begin + rows; ++row) {
+      this->first_[row] = this->FirstKept(row);
+      Convert(this->Of(args_.dlast[0], row), s_.units, Dh(row));
+    }
+    if constexpr (NumStates(Cell::kCell) > 1)
+      Convert(this->Of(args_.dlast[1], begin), rows * s_.units, Dc(begin));
+  }
+
+  template <class Cell>
+  void Step(int64_t n, int64_t begin, int64_t rows, int64_t unit,
+            int64_t count) const {
+    if (n > 0) product_.Run(n - 1, begin, rows, unit, count);
+    if (n == s_.steps) return;
+    for (int64_t row = begin; row < begin + rows; ++row)
+      StepOfRow<Cell>(n, row, unit, count);
+  }
+
+  template <class Cell>
+  void StepOfRow(int64_t n, int64_t row, int64_t unit, int64_t count) const {
+    constexpr bool kHasC = NumStates(Cell::kCell) > 1;
+    constexpr int kSaved = NumSaved(Cell::kCell);
+    const int64_t units = s_.units, gates = s_.gates();
+    const int64_t i = s_.steps - 1 - n, place = this->Place(i);
+    const auto before = [&](const void* tensor, int64_t width) {
+      return this->At(tensor, row, this->Place(i - 1), width);
+    };
+    const auto state = [&](int number) {
+      return this->Of(this->in_.states[number], row);
+    };
+    const GradientRow<T> at{
+        this->At(args_.y, row, place, units),
+        this->At(args_.saved, row, place, kSaved * units),
+        // What y was before the first step that counts is not h.
+        i <= this->first_[row] ? state(0) : before(args_.y, units),
+        !kHasC   ? nullptr
+        : i == 0 ? state(1)
+                 : before(args_.saved, kSaved * units) + (kSaved - 1) * units,
+        this->At(args_.x_grad, row, place, gates),
+        this->At(product_grad_, row, place, gates), Dh(row), Dc(row)};
+    if (i >= this->first_[row])
+      Add(this->At(args_.dy, row, place, units) + unit, count, at.dh + unit);
+    const bool kept = this->Keeps(row, place);
+    if (kept) {
+      ForUnits<T>(s_, unit, count,
+                  [&](const auto& columns) { Cell::Gradient(at, columns); });
+    }
+    for (int64_t gate = 0; gate < NumGates(s_.cell); ++gate) {
+      if (!kept) {
+        Zero(at.x_grad + gate * units + unit, count);
+        Zero(at.product_grad + gate * units + unit, count);
+      }
+      product_.Put(n, row, gate, at.product_grad + gate * units, unit, count);
+    }
+  }
+
+  template <class Cell>
+  void End(int64_t begin, int64_t rows) const {
+    for (int64_t row = begin; row < begin + rows; ++row)
+      Convert(Dh(row), s_.units, this->Of(args_.state_grads[0], row));
+    if constexpr (NumStates(Cell::kCell) > 1) {
+      Convert(Dc(begin), rows * s_.units,
+              this->Of(args_.state_grads[1], begin));
+    }
+  }
+
+  static void Add(const T* dy, int64_t count, A* dh) {
+    ForColumns<A>(count, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
+      constexpr bool kPartial = decltype(partial)::value;
+      StoreColumns<kPartial>(
+          dh + j,
+          LoadColumns<kPartial>(dh + j, n) + LoadColumns<kPartial>(dy + j, n),
+          n);
+    });
+  }
+
+  // Products are added to the gradients of h.
+  A* Dh(int64_t row) const { return product_.Products(row); }
+  A* Dc(int64_t row) const { return this->carry_ + row * s_.units; }
+
   const RecurrentGradientArgs& args_;
+  void* const product_grad_;
 };
 
 // Runs Work<T>, made of `args`.
