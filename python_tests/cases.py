@@ -55,6 +55,68 @@ class ActCase(Case):
         return [3 * rng.normal(size=self.shape), rng.normal(size=self.shape)]
 
 
+@dataclasses.dataclass(frozen=True)
+class RecurrentCase(Case):
+    """A recurrent layer: `shape` is (batch, steps, features, units)."""
+
+    cell: str = "lstm"
+    shape: tuple = (3, 4, 2, 3)
+    act: str = "tanh"
+    backwards: bool = False
+    masked: bool = True
+    bias: bool = True
+    # Whether states before the first step are given.
+    states: bool = True
+    # What is asked for, and has a gradient: "both", "y" or "last".
+    used: str = "both"
+    dtype: str = "float32"
+
+    def attributes(self):
+        """Keyword arguments for the wrappers."""
+        return {"activation": self.act, "go_backwards": self.backwards}
+
+    def inputs(self, seed=0):
+        """float64 arrays by name, h and c being the states, and the gradients of what is used."""
+        batch, steps, features, units = self.shape
+        gates = {"rnn": 1, "gru": 3, "lstm": 4}[self.cell] * units
+        vectors = {"bias": (gates,)} if self.bias else {}
+        if vectors and self.cell == "gru":
+            vectors["recurrent_bias"] = (gates,)
+        names = ("h", "c") if self.cell == "lstm" else ("h",)
+        states = dict.fromkeys(names, (batch, units))
+        shapes = {
+            "x": (batch, steps, features),
+            "kernel": (features, gates),
+            "recurrent_kernel": (units, gates),
+            **vectors,
+            **(states if self.states else {}),
+        }
+        rng = np.random.default_rng(seed)
+        values = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+        values["kernel"] /= np.sqrt(features)
+        # Over many steps neither states nor gradients grow.
+        values["recurrent_kernel"] *= 0.5 / np.sqrt(units)
+        used = {"y": (batch, steps, units), **states}
+        for name in {"y": names, "last": ("y",)}.get(self.used, ()):
+            del used[name]
+        return values, [rng.normal(size=shape) for shape in used.values()]
+
+    def mask(self, seed=0):
+        """Rows that are masked from the start, in the middle, at the end, throughout, anywhere."""
+        batch, steps = self.shape[:2]
+        if not self.masked:
+            return None
+        mask, third = np.ones((batch, steps), bool), -(-steps // 3)
+        places = slice(third), slice(third, 2 * third), slice(-third, None), slice(None)
+        for row in range(batch):
+            kind = (row + steps) % 5
+            if kind < len(places):
+                mask[row, places[kind]] = False
+            else:
+                mask[row] = np.random.default_rng(seed + row).uniform(size=steps) < 0.6
+        return mask
+
+
 def pairwise(factors, allowed=lambda row: True, seed=0):
     """Rows that hold every allowed pair of values of any two factors at least once.
 
@@ -153,6 +215,39 @@ def act_cases():
     shapes = ((0,), (1,), (7,), (3, 0, 5), (33, 31), (2, 3, 5, 7), (4096,), (3, 4099))
     factors = {"act": ACTIVATIONS, "dtype": DTYPES, "shape": shapes}
     return [ActCase(**row) for row in pairwise(factors)]
+
+
+def recurrent_cases():
+    """Pairwise over cells, sizes, activations, directions, optional inputs, outputs and dtypes."""
+    # Rows whose units workers share, and rows that they divide, for one task and for several; parts
+    # of a vector and of a tile, several parts of the units; no steps, no rows.
+    shapes = (
+        (1, 1, 1, 1),
+        (3, 7, 4, 7),
+        (8, 5, 5, 33),
+        (5, 3, 9, 150),
+        (2, 4, 1, 270),
+        (9, 4, 3, 16),
+        (20, 3, 6, 139),
+        (130, 4, 5, 17),
+        (1, 200, 3, 19),
+        (3, 0, 2, 5),
+        (0, 4, 2, 5),
+    )
+    factors = {
+        "cell": ("rnn", "gru", "lstm"),
+        "shape": shapes,
+        "dtype": DTYPES,
+        "act": ("tanh", "relu"),
+        "backwards": (False, True),
+        "masked": (True, False),
+        "bias": (True, False),
+        "states": (True, False),
+        "used": ("both", "y", "last"),
+    }
+    # Next to the kink rounding decides the slope.
+    rows = pairwise(factors, lambda row: row["act"] == "tanh" or row["dtype"][-2:] != "16")
+    return [RecurrentCase(**row) for row in rows]
 
 
 def away_from_kinks(make, argument, activation, distance=0.01, attempts=2000):

@@ -22,16 +22,20 @@ from tf_fused_ops.layers.layer_norm import (  # noqa: E402
     FusedLayerNormalization,
     FusedRMSNormalization,
 )
+from tf_fused_ops.layers.recurrent import FusedGRU, FusedLSTM, FusedSimpleRNN  # noqa: E402
 
 __all__ = [
     "FusedBatchNormalization",
     "FusedConv2D",
     "FusedDense",
     "FusedDepthwiseConv2D",
+    "FusedGRU",
     "FusedGroupNormalization",
+    "FusedLSTM",
     "FusedLayerNormalization",
     "FusedRMSNormalization",
     "FusedSeparableConv2D",
+    "FusedSimpleRNN",
     "convert",
     "gelu_tanh",
     "revert",

@@ -16,9 +16,10 @@ def convert(model):
 
     Convolutions, batch norms and dense layers become fused ones and take in what follows them: a
     residual that is added, and an activation. Between them nothing else may read the values. Layer
-    normalizations become fused ones, too.
-    Models inside the model are converted, too, and so are layers and models in `TimeDistributed`
-    if the number of time steps is known; what other layers hold stays as it is. Where Keras has to
+    normalizations and recurrent layers become fused ones, too.
+    Models inside the model are converted, too, and so are layers in `Bidirectional`, and layers and
+    models in `TimeDistributed` if the number of time steps is known; what other layers hold stays
+    as it is. Where Keras has to
     know the name of a layer that was taken in (`get_layer`), the fused layer's name is that of the
     first one.
 
@@ -62,7 +63,8 @@ class _Convert(Rebuild):
     def run(self, model):
         converted = super().run(model)
         for layer, holder in self.survey.held:
-            if type(layer) in runs.FUSED:
+            taken = type(holder) is keras.layers.Bidirectional
+            if type(layer) in runs.FUSED and not taken:
                 runs.tell(layer.name, _why_kept(holder))
         return converted
 

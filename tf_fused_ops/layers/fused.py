@@ -37,19 +37,7 @@ class FusedLayer:
         return self._never_fuses() or self._unsuited(inputs)
 
     def _unsuited(self, inputs):
-        if not isinstance(inputs, tf.Tensor):
-            return f"the input is a {type(inputs).__name__}"
-        if inputs.dtype not in _DTYPES:
-            return f"the input has dtype {inputs.dtype.name}"
-        if inputs.shape.rank is None:
-            return "the rank of the input is not known"
-        if control_flow_util.GraphOrParentsInXlaContext(tf_ops.get_default_graph()):
-            return "XLA compiles the graph and has no kernels for the fused ops"
-        device = device_type(inputs.device)
-        for op_type in self.fused_ops:
-            if not kernels.has_kernel(op_type, inputs.dtype, device):
-                return f"{op_type} has no {inputs.dtype.name} kernel on {device}"
-        return None
+        return unsuited(self.fused_ops, inputs)
 
     def _tell(self, reason):
         """Logs why the layer runs stock ops."""
@@ -69,7 +57,8 @@ class FusedLayer:
         Raises:
             ValueError: The file has none for this layer, or others.
         """
-        if self.variables and not store.keys():
+        own = self._trainable_variables or self._non_trainable_variables
+        if own and not store.keys():
             raise ValueError(
                 f"The file has no entry for layer {self.name} of class {type(self).__name__}. "
                 "Load a file of stock layers into the stock model, then convert that."
@@ -87,6 +76,23 @@ class FusedLayer:
 
 def _name(activation):
     return getattr(activation, "__name__", type(activation).__name__)
+
+
+def unsuited(fused_ops, inputs):
+    """Returns why fused ops cannot take an input, in words, or None."""
+    if not isinstance(inputs, tf.Tensor):
+        return f"the input is a {type(inputs).__name__}"
+    if inputs.dtype not in _DTYPES:
+        return f"the input has dtype {inputs.dtype.name}"
+    if inputs.shape.rank is None:
+        return "the rank of the input is not known"
+    if control_flow_util.GraphOrParentsInXlaContext(tf_ops.get_default_graph()):
+        return "XLA compiles the graph and has no kernels for the fused ops"
+    device = device_type(inputs.device)
+    for op_type in fused_ops:
+        if not kernels.has_kernel(op_type, inputs.dtype, device):
+            return f"{op_type} has no {inputs.dtype.name} kernel on {device}"
+    return None
 
 
 def lora_or_quantized(layer):

@@ -88,6 +88,8 @@ class Rebuild:
         if self._is_opened(operation):
             config = {k: v for k, v in operation.get_config().items() if k != "layer"}
             return type(operation)(self._alone(operation.layer), **config)
+        if type(operation) is keras.layers.Bidirectional:
+            return self._bidirectional(operation)
         try:
             return type(operation).from_config(operation.get_config())
         except (NotImplementedError, TypeError, ValueError) as error:
@@ -96,6 +98,15 @@ class Rebuild:
                 "since its get_config and from_config do not fit: use "
                 f"tf_fused_ops.accelerate(model) instead. ({error})"
             ) from error
+
+    def _bidirectional(self, wrapper):
+        # It makes a forward layer of its own, so its state is copied with the wrapper's.
+        config = wrapper.get_config()
+        parts = {
+            "layer": self._alone(wrapper.forward_layer),
+            "backward_layer": self._alone(wrapper.backward_layer),
+        }
+        return type(wrapper)(**{**config, **parts})
 
     def _alone(self, layer):
         """Returns what takes the place of a layer that has nothing before and after it."""

@@ -12,6 +12,7 @@ from tf_fused_ops.layers.dense import FusedDense
 from tf_fused_ops.layers.depthwise_conv import FusedDepthwiseConv2D, FusedSeparableConv2D
 from tf_fused_ops.layers.group_norm import FusedGroupNormalization
 from tf_fused_ops.layers.layer_norm import FusedLayerNormalization, FusedRMSNormalization
+from tf_fused_ops.layers.recurrent import FusedGRU, FusedLSTM, FusedSimpleRNN
 from tf_fused_ops.remapper import log
 
 # Exact classes: a subclass may compute anything.
@@ -24,6 +25,9 @@ FUSED = {
     keras.layers.GroupNormalization: FusedGroupNormalization,
     keras.layers.LayerNormalization: FusedLayerNormalization,
     keras.layers.RMSNormalization: FusedRMSNormalization,
+    keras.layers.LSTM: FusedLSTM,
+    keras.layers.GRU: FusedGRU,
+    keras.layers.SimpleRNN: FusedSimpleRNN,
 }
 STOCK = {fused: stock for stock, fused in FUSED.items()}
 

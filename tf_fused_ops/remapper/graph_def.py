@@ -101,12 +101,12 @@ def rewrite(source, names, transform, title, kept=None, rename=True):
     Raises:
         ValueError: There is no tensor of a name.
     """
-    kept = kept or {}
+    kept, made = kept or {}, {}
     graph = tf.Graph()
     with graph.as_default():
         tf.graph_util.import_graph_def(source, name="")
         functions = [
-            _rewrite_function(f, transform, kept.get(f.signature.name, ()))
+            _rewrite_function(f, transform, kept.get(f.signature.name, ()), made)
             for f in source.library.function
         ]
     tensors = _tensors(graph, names)
@@ -124,14 +124,21 @@ def rewrite(source, names, transform, title, kept=None, rename=True):
         (old if old.op.name in aliased else new).name
         for old, new in zip(tensors, replaced, strict=False)
     ]
+    made |= _functions(result)
     library = result.library
     library.CopyFrom(source.library)
     library.ClearField("function")
     library.function.extend(definition for definition, _ in functions)
+    known = {definition.signature.name for definition in source.library.function}
+    library.function.extend(made[name] for name in sorted(made.keys() - known))
     if rename:
         _rename(result, {report.graph for _, report in functions if report.fused})
     result.versions.CopyFrom(source.versions)
     return result, tuple(final), (*(r for _, r in functions), report)
+
+
+def _functions(graph_def):
+    return {definition.signature.name: definition for definition in graph_def.library.function}
 
 
 def _has_shapes(nodes):
@@ -207,8 +214,15 @@ def _calls(node):
         yield from value.list.func
 
 
-def _rewrite_function(definition, transform, kept):
-    """Returns the rewritten FunctionDef, under the same name, and the report."""
+def _rewrite_function(definition, transform, kept, made):
+    """Returns the rewritten FunctionDef, under the same name, and the report.
+
+    Args:
+        definition: The FunctionDef.
+        transform: A Transform.
+        kept: Names of tensors and nodes that must still be there.
+        made: A dict that takes in, by name, the functions that the new nodes call.
+    """
     name = definition.signature.name
     reason = transform.skip(definition)
     if reason:
@@ -220,6 +234,7 @@ def _rewrite_function(definition, transform, kept):
     replaced, report = transform(graph, fetched, name)
     if not report.fused:
         return definition, report
+    made |= _functions(graph.as_graph_def())
     graph.outputs = replaced[:count]
     result = type(definition)()
     result.CopyFrom(definition)

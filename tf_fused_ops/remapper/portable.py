@@ -4,7 +4,7 @@ import time
 
 import tensorflow as tf
 
-from tf_fused_ops.ops import _gradient, reference
+from tf_fused_ops.ops import _gradient, recurrent, reference
 from tf_fused_ops.ops.attention import optional_inputs
 from tf_fused_ops.remapper import emission, hiding
 from tf_fused_ops.remapper.graph import GraphView
@@ -271,6 +271,15 @@ def _softmax_grad(op):
     return [reference.softmax_grad(*op.inputs, **_attributes(op, ["scale", "zero_masked"]))]
 
 
+def _recurrent(op):
+    *outputs, saved = recurrent.stock(op, op.inputs)
+    return [*outputs, saved if op.get_attr("save") else tf.zeros([0], saved.dtype)]
+
+
+def _recurrent_grad(op):
+    return recurrent.stock_gradient(op, op.inputs)
+
+
 _STOCK = {
     "TfFusedOps>Act": _act,
     "TfFusedOps>ActGrad": _act_grad,
@@ -288,6 +297,8 @@ _STOCK = {
     "TfFusedOps>AttentionGrad": _attention_grad,
     "TfFusedOps>SparseSoftmaxCrossEntropy": _cross_entropy,
     "TfFusedOps>SparseSoftmaxCrossEntropyGrad": _cross_entropy_grad,
+    "TfFusedOps>Recurrent": _recurrent,
+    "TfFusedOps>RecurrentGrad": _recurrent_grad,
     "TfFusedOps>Dropout": _dropout,
     "TfFusedOps>RandomWords": _random_words,
     "TfFusedOps>Softmax": _softmax,

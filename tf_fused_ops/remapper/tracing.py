@@ -24,7 +24,7 @@ from tensorflow.python.framework import func_graph, ops
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.util import tf_decorator, tf_stack
 
-from tf_fused_ops.remapper import log, rewriter
+from tf_fused_ops.remapper import log, recurrent, rewriter
 from tf_fused_ops.remapper.report import Report
 
 _lock = threading.Lock()
@@ -60,6 +60,7 @@ def install():
 def begin(graph, session):
     """Marks a graph that is about to be traced: it and the graphs inside it are to be rewritten."""
     graph._tfo_session = session
+    recurrent.install(_options_of)
 
 
 def mark_decorated(python_func):
@@ -96,12 +97,21 @@ def finish(outputs, session):
             session.options,
             in_program_order=graph._add_control_dependencies,
         )
+        loops, left = recurrent.take_reports(graph)
+        report.fused[:0], report.refused[:0] = loops, left
         changed = {id(a): b for a, b in zip(tensors, new, strict=True) if a is not b}
         if changed:
             flat = [changed.get(id(value), value) for value in flat]
             outputs = tf.nest.pack_sequence_as(outputs, flat, expand_composites=True)
     session.reports.append(report)
     return outputs
+
+
+def _options_of(graph):
+    """Returns the options of the nearest decorated graph around, or None where XLA compiles."""
+    session = session_of(graph)
+    left = session is None or session.jit_compile or _is_compiled(graph)
+    return None if left else session.options
 
 
 def _is_compiled(graph):
