@@ -17,6 +17,9 @@ KINDS = (
     layers.FusedDense,
     layers.FusedDepthwiseConv2D,
     layers.FusedSeparableConv2D,
+    layers.FusedLSTM,
+    layers.FusedGRU,
+    layers.FusedSimpleRNN,
 )
 
 Case = collections.namedtuple(

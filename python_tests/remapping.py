@@ -23,6 +23,7 @@ FUSED = {
     "softmax": "TfFusedOps>Softmax",
     "cross entropy": "TfFusedOps>SparseSoftmaxCrossEntropy",
     "activation": "TfFusedOps>Act",
+    "recurrent": "TfFusedOps>Recurrent",
 }
 # Which is its own gradient.
 DROPOUT = "TfFusedOps>Dropout"

@@ -178,10 +178,19 @@ def _copy_state(old, new):
             for given, variable in zip(_own(source), _own(target), strict=True):
                 variable.assign(given)
                 variable.trainable = given.trainable
+            # Keras does not list these among the variables.
+            if getattr(source, "stateful", False):
+                for given, state in zip(_states(source), _states(target), strict=True):
+                    state.assign(given)
         target._trainable = source.trainable
     # Layers that keep values derived from their variables.
     if old.built and hasattr(new, "finalize_state"):
         new.finalize_state()
+
+
+def _states(layer):
+    """Returns the states that a recurrent layer keeps from batch to batch."""
+    return tree.flatten(getattr(layer, "states", None) or [])
 
 
 def _own(layer):

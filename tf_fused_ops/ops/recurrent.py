@@ -230,7 +230,8 @@ def _recurrent_gradient(op, *gradients):
     y, *last, _ = op.outputs
     saved = _gradient.optional_output(op, len(op.outputs) - 1, "save")
     if saved is None:
-        saved = ops.tf_fused_ops_recurrent(x, kernel, states, bias, mask, save=True, **attributes)[2]
+        again = ops.tf_fused_ops_recurrent(x, kernel, states, bias, mask, save=True, **attributes)
+        saved = again.saved
     dy, *dlast = (
         tf.zeros_like(value) if gradient is None else gradient
         for value, gradient in zip((y, *last), gradients, strict=False)
@@ -248,7 +249,8 @@ def _recurrent_gradient(op, *gradients):
     dproduct = dproduct if attributes["cell"] == "gru" else dx
     dkernel = None
     if _gradient.wanted(op)[1]:
-        h = reference.states_before(y, states[0], mask[0] if mask else None, op.get_attr("backwards"))
+        kept = mask[0] if mask else None
+        h = reference.states_before(y, states[0], kept, attributes["backwards"])
         dkernel = tf.tensordot(h, dproduct, [[0, 1], [0, 1]])
     dbias = [tf.reduce_sum(dproduct, [0, 1]) for _ in bias]
     return [dx, dkernel, *dstates, *dbias, *(None for _ in mask)]

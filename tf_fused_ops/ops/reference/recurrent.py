@@ -183,7 +183,9 @@ def _shifted(values, first, backwards):
 def _end(values, start, backwards):
     """The last of some values, [batch, steps, units], or what they started from."""
     start = start[:, None]
-    return tf.concat([values, start], 1)[:, 0] if backwards else tf.concat([start, values], 1)[:, -1]
+    if backwards:
+        return tf.concat([values, start], 1)[:, 0]
+    return tf.concat([start, values], 1)[:, -1]
 
 
 def _kept(mask, x):
