@@ -50,7 +50,7 @@ def collect(pattern="*"):
         [{"rule", "family", "chain", "activation", "spellings", "code", "fused_ops", "state"}].
     """
     from tf_fused_ops.cli import stock_code
-    from tf_fused_ops.remapper import rules, variable_updates
+    from tf_fused_ops.remapper import recurrent, rules, variable_updates
 
     table = {}
     for rule in (*rules.RULES, *variable_updates.UPDATES):
@@ -69,6 +69,18 @@ def collect(pattern="*"):
         spelling = stock_code.of_spelling(rule.spelling, rule.activation.name)
         if spelling not in entry["spellings"]:
             entry["spellings"].append(spelling)
+    for loop in recurrent.LOOPS:
+        if fnmatch.fnmatchcase(loop.name, pattern):
+            table[loop.name] = {
+                "rule": loop.name,
+                "family": "recurrent",
+                "chain": "the loop of a recurrent layer of Keras",
+                "activation": "none",
+                "spellings": ["x"],
+                "code": [loop.code],
+                "fused_ops": list(loop.fused_ops),
+                "state": _state(loop.fused_ops),
+            }
     return sorted(table.values(), key=lambda entry: (entry["family"], entry["rule"]))
 
 

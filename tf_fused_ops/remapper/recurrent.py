@@ -35,7 +35,7 @@ class Loop:
     @property
     def code(self):
         """The stock code."""
-        return f"keras.layers.{self.layer}(units)(x)"
+        return f"def stock(x):\n    return keras.layers.{self.layer}(units)(x)\n"
 
 
 LOOPS = (Loop("lstm", "LSTM"), Loop("gru", "GRU"), Loop("simple_rnn", "SimpleRNN"))
