@@ -46,10 +46,10 @@ def simple_rnn(
         ValueError: An argument does not fit, as far as that is known before running.
         tf.errors.InvalidArgumentError: An argument does not fit.
     """
-    states = (None if initial_state is None else [initial_state],)
+    states = None if initial_state is None else [initial_state]
+    biases = (bias, None)
     y, (h,) = _run(
-        *("rnn", x, kernel, recurrent_kernel, bias, None, *states, mask),
-        *(activation, go_backwards, name),
+        "rnn", x, kernel, recurrent_kernel, biases, states, mask, activation, go_backwards, name
     )
     return y, h
 
@@ -94,10 +94,10 @@ def gru(
         ValueError: An argument does not fit, as far as that is known before running.
         tf.errors.InvalidArgumentError: An argument does not fit.
     """
-    states = (None if initial_state is None else [initial_state],)
+    states = None if initial_state is None else [initial_state]
+    biases = (bias, recurrent_bias)
     y, (h,) = _run(
-        *("gru", x, kernel, recurrent_kernel, bias, recurrent_bias, *states, mask),
-        *(activation, go_backwards, name),
+        "gru", x, kernel, recurrent_kernel, biases, states, mask, activation, go_backwards, name
     )
     return y, h
 
@@ -139,28 +139,18 @@ def lstm(
         ValueError: An argument does not fit, as far as that is known before running.
         tf.errors.InvalidArgumentError: An argument does not fit.
     """
-    if initial_state is not None and len(initial_state) != 2:
-        raise ValueError(f"initial_state must hold h and c; got {len(initial_state)} tensors")
+    states = None if initial_state is None else tf.nest.flatten(initial_state)
+    if states is not None and len(states) != 2:
+        raise ValueError(f"initial_state must hold h and c; got {len(states)} tensors")
+    biases = (bias, None)
     y, states = _run(
-        *("lstm", x, kernel, recurrent_kernel, bias, None, initial_state, mask),
-        *(activation, go_backwards, name),
+        "lstm", x, kernel, recurrent_kernel, biases, states, mask, activation, go_backwards, name
     )
     return y, tuple(states)
 
 
-def _run(
-    cell,
-    x,
-    kernel,
-    recurrent_kernel,
-    bias,
-    recurrent_bias,
-    states,
-    mask,
-    activation,
-    backwards,
-    name,
-):
+def _run(cell, x, kernel, recurrent_kernel, biases, states, mask, activation, backwards, name):
+    """Returns y and the states behind the last step, after a check of the arguments."""
     if activation not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
         raise ValueError(f"activation must be one of {known}; got {activation!r}")
@@ -170,8 +160,12 @@ def _run(
     like = x.dtype, "x"
     kernel = _arguments.tensor_like("kernel", kernel, *like)
     recurrent_kernel = _arguments.tensor_like("recurrent_kernel", recurrent_kernel, *like)
+    bias, recurrent_bias = biases
     bias = None if bias is None else _arguments.tensor_like("bias", bias, *like)
     recurrent_bias = _arguments.optional("recurrent_bias", recurrent_bias, *like)
+    _check_shape("kernel", kernel, [x.shape[-1] if x.shape.rank else None, None])
+    if bias is not None:
+        _check_shape("bias", bias, kernel.shape[1:])
     mask = _arguments.optional("mask", mask, tf.bool, "x")
     if states is None:
         zeros = tf.zeros([tf.shape(x)[0], tf.shape(recurrent_kernel)[0]], x.dtype)
@@ -191,6 +185,13 @@ def _run(
             save=_gradient.records(gates, recurrent_kernel, *states, *recurrent_bias),
         )
     return y, last
+
+
+def _check_shape(name, value, expected):
+    """Checks what goes into the inputs' product, which has other names for it."""
+    if not value.shape.is_compatible_with(expected):
+        expected = tf.TensorShape(expected)
+        raise ValueError(f"{name} must have shape {expected} to go with x; got {value.shape}")
 
 
 def _cut(op, values, counts):
