@@ -393,7 +393,9 @@ def test_layers_that_others_hold(told):
     x = Holder(keras.layers.Dense(4, name="inner"), name="outer")(x)
     model = keras.Model(inputs, keras.layers.Dense(2)(x))
     names = ["MultiHeadAttention", "Bidirectional", "SpectralNormalization", "Holder"]
-    check(model, values((2, 3, 4))[0], [*names, "FusedDense"], {DENSE: 1})
+    # But for those of `Bidirectional`.
+    counts = {DENSE: 3, FUSED["recurrent"]: 2}
+    check(model, values((2, 3, 4))[0], [*names, "FusedDense"], counts)
     reaches = "holds it; tf_fused_ops.accelerate reaches it"
     assert told == [
         f"Not fused: layer in: out of class SpectralNormalization {reaches}",
