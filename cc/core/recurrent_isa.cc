@@ -1,6 +1,6 @@
 // Recurrent layers. Each task takes some rows of the batch through all steps,
-// so that none waits for another; of a few rows, workers share the units of
-// every step.
+// so that none waits for another; where there are few rows, workers share the
+// units of every step.
 #include "cc/core/recurrent_cells.h"
 #include "cc/core/recurrent_product.h"
 #include "cc/core/shared_work.h"
@@ -8,12 +8,8 @@
 namespace tfo::TFO_ISA {
 namespace {
 
-// Rows of a task, whose products and operands a cache should hold.
-constexpr int64_t kMostRows = 64;
-// Rows that workers do not divide: each rather reads its part of the kernel
-// (measured, two cores: one row of 512 units 0.55 of the time, eight of 256 as
-// fast, 32 of 128 1.15).
-constexpr int64_t kUndividedRows = 8;
+// Tiles of a task, whose products and operands a cache should hold.
+constexpr int64_t kMostTiles = 8;
 // Parts of the units for each worker, as these do not begin together.
 constexpr int64_t kPartsOfWorker = 2;
 
@@ -28,7 +24,7 @@ TFO_INLINE void Convert(const From* from, int64_t n, To* to) {
 }
 
 // What both directions share: `Direction` has Begin and End, for some rows, and
-// Step, for some rows and units, where no step but the first begins before the
+// Step, for some tiles and units, where no step but the first begins before the
 // one before has ended for all units.
 template <class T, bool kTransposed, class Direction>
 class RecurrentWork {
@@ -53,9 +49,11 @@ class RecurrentWork {
   template <class Cell>
   void RunSteps(int64_t count, const Parallel& parallel) {
     if (s_.batch == 0) return;
+    // With few tiles each worker rather reads its part of the kernel (measured,
+    // two cores: one row of 512 units 0.55 of the time, eight of 256 as fast;
+    // 32 rows of 128 units 1.15).
     const int64_t workers = parallel.num_workers;
-    const bool few = s_.batch <= kUndividedRows;
-    few&& workers > 1 && CeilDiv(s_.units, kUnits) >= workers
+    product_.tiles().count()<workers && s_.units> kUnits
         ? ShareUnits<Cell>(count, parallel)
         : DivideRows<Cell>(count, parallel);
   }
@@ -91,17 +89,20 @@ class RecurrentWork {
 
   template <class Cell>
   void DivideRows(int64_t count, const Parallel& parallel) {
-    const int64_t tasks =
-        EvenTasks(CeilDiv(s_.batch, kMostRows), 1, parallel.num_workers);
-    const EvenParts parts(s_.batch, CeilDiv(s_.batch, tasks));
+    const EvenParts& tiles = product_.tiles();
+    const int64_t wanted =
+        EvenTasks(CeilDiv(tiles.count(), kMostTiles), 1, parallel.num_workers);
+    const EvenParts parts(tiles.count(), CeilDiv(tiles.count(), wanted));
     auto task = [&](int64_t part, int) {
-      const int64_t begin = parts.Begin(part), rows = parts.Size(part);
-      direction().template Begin<Cell>(begin, rows);
+      const int64_t first = parts.Begin(part), last = parts.Begin(part + 1);
+      const int64_t begin = tiles.Begin(first), end = tiles.Begin(last);
+      direction().template Begin<Cell>(begin, end);
       for (int64_t n = 0; n < count; ++n)
-        direction().template Step<Cell>(n, begin, rows, 0, s_.units);
-      direction().template End<Cell>(begin, rows);
+        direction().template Step<Cell>(n, first, last, 0, s_.units);
+      direction().template End<Cell>(begin, end);
     };
-    ParallelFor(parallel, parts.count(), parts.Size(0) * RowCycles(), task);
+    ParallelFor(parallel, parts.count(), s_.batch * RowCycles() / parts.count(),
+                task);
   }
 
   template <class Cell>
@@ -116,7 +117,8 @@ class RecurrentWork {
         shared_[n].Finish(parts.count(), [&](int64_t part) {
           const int64_t begin = parts.Begin(part) * kUnits;
           const int64_t end = Min(parts.Begin(part + 1) * kUnits, s_.units);
-          direction().template Step<Cell>(n, 0, s_.batch, begin, end - begin);
+          direction().template Step<Cell>(n, 0, product_.tiles().count(), begin,
+                                          end - begin);
         });
       }
     };
@@ -173,25 +175,25 @@ class ForwardWork : RecurrentWork<T, false, ForwardWork<T>> {
   using Base::s_;
 
   template <class Cell>
-  void Begin(int64_t begin, int64_t rows) const {
-    const int64_t units = s_.units;
-    Convert(this->Of(this->in_.states[0], begin), rows * units,
-            this->Of(h_, begin));
+  void Begin(int64_t begin, int64_t end) const {
+    const int64_t units = s_.units, size = (end - begin) * units;
+    Convert(this->Of(this->in_.states[0], begin), size, this->Of(h_, begin));
     if constexpr (NumStates(Cell::kCell) > 1)
-      Convert(this->Of(this->in_.states[1], begin), rows * units, C(begin));
-    for (int64_t row = begin; row < begin + rows; ++row) {
+      Convert(this->Of(this->in_.states[1], begin), size, C(begin));
+    for (int64_t row = begin; row < end; ++row) {
       this->first_[row] = this->FirstKept(row);
       product_.Put(0, row, 0, this->Of(h_, row), 0, units);
     }
   }
 
   template <class Cell>
-  void Step(int64_t n, int64_t begin, int64_t rows, int64_t unit,
+  void Step(int64_t n, int64_t first, int64_t last, int64_t unit,
             int64_t count) const {
     constexpr int kSaved = NumSaved(Cell::kCell);
     const int64_t place = this->Place(n), units = s_.units;
-    product_.Run(n, begin, rows, unit, count);
-    for (int64_t row = begin; row < begin + rows; ++row) {
+    const EvenParts& tiles = product_.tiles();
+    product_.Run(n, first, last, unit, count);
+    for (int64_t row = tiles.Begin(first); row < tiles.Begin(last); ++row) {
       const ForwardRow<T> at{this->At(args_.x, row, place, s_.gates()),
                              product_.Products(row),
                              product_.stride(),
@@ -215,8 +217,8 @@ class ForwardWork : RecurrentWork<T, false, ForwardWork<T>> {
   }
 
   template <class Cell>
-  void End(int64_t begin, int64_t rows) const {
-    const int64_t size = rows * s_.units;
+  void End(int64_t begin, int64_t end) const {
+    const int64_t size = (end - begin) * s_.units;
     Convert(this->Of(h_, begin), size, this->Of(args_.last[0], begin));
     if constexpr (NumStates(Cell::kCell) > 1)
       Convert(C(begin), size, this->Of(args_.last[1], begin));
@@ -242,7 +244,11 @@ class GradientWork : RecurrentWork<T, true, GradientWork<T>> {
         product_grad_(args.product_grad == nullptr ? args.x_grad
                                                    : args.product_grad) {}
 
-  using Base::Prepare;
+  // False when scratch memory ran out.
+  bool Prepare(const Parallel& parallel, const Scratch& scratch) {
+    dh_ = scratch.Allocate<A>(s_.batch * s_.units);
+    return dh_ != nullptr && Base::Prepare(parallel, scratch);
+  }
 
   template <class Cell>
   void Run(const Parallel& parallel) {
@@ -255,22 +261,24 @@ class GradientWork : RecurrentWork<T, true, GradientWork<T>> {
   using Base::s_;
 
   template <class Cell>
-  void Begin(int64_t begin, int64_t rows) const {
-    for (int64_t row = begin; row < begin + rows; ++row) {
+  void Begin(int64_t begin, int64_t end) const {
+    const int64_t size = (end - begin) * s_.units;
+    for (int64_t row = begin; row < end; ++row)
       this->first_[row] = this->FirstKept(row);
-      Convert(this->Of(args_.dlast[0], row), s_.units, Dh(row));
-    }
+    Convert(this->Of(args_.dlast[0], begin), size, Dh(begin));
     if constexpr (NumStates(Cell::kCell) > 1)
-      Convert(this->Of(args_.dlast[1], begin), rows * s_.units, Dc(begin));
+      Convert(this->Of(args_.dlast[1], begin), size, Dc(begin));
   }
 
   template <class Cell>
-  void Step(int64_t n, int64_t begin, int64_t rows, int64_t unit,
+  void Step(int64_t n, int64_t first, int64_t last, int64_t unit,
             int64_t count) const {
-    if (n > 0) product_.Run(n - 1, begin, rows, unit, count);
-    if (n == s_.steps) return;
-    for (int64_t row = begin; row < begin + rows; ++row)
-      StepOfRow<Cell>(n, row, unit, count);
+    const EvenParts& tiles = product_.tiles();
+    if (n > 0) product_.Run(n - 1, first, last, unit, count);
+    for (int64_t row = tiles.Begin(first); row < tiles.Begin(last); ++row) {
+      if (n > 0) Add(product_.Products(row) + unit, count, Dh(row) + unit);
+      if (n < s_.steps) StepOfRow<Cell>(n, row, unit, count);
+    }
   }
 
   template <class Cell>
@@ -312,31 +320,30 @@ class GradientWork : RecurrentWork<T, true, GradientWork<T>> {
   }
 
   template <class Cell>
-  void End(int64_t begin, int64_t rows) const {
-    for (int64_t row = begin; row < begin + rows; ++row)
-      Convert(Dh(row), s_.units, this->Of(args_.state_grads[0], row));
-    if constexpr (NumStates(Cell::kCell) > 1) {
-      Convert(Dc(begin), rows * s_.units,
-              this->Of(args_.state_grads[1], begin));
-    }
+  void End(int64_t begin, int64_t end) const {
+    const int64_t size = (end - begin) * s_.units;
+    Convert(Dh(begin), size, this->Of(args_.state_grads[0], begin));
+    if constexpr (NumStates(Cell::kCell) > 1)
+      Convert(Dc(begin), size, this->Of(args_.state_grads[1], begin));
   }
 
-  static void Add(const T* dy, int64_t count, A* dh) {
+  template <class U>
+  static void Add(const U* more, int64_t count, A* dh) {
     ForColumns<A>(count, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
       constexpr bool kPartial = decltype(partial)::value;
       StoreColumns<kPartial>(
           dh + j,
-          LoadColumns<kPartial>(dh + j, n) + LoadColumns<kPartial>(dy + j, n),
+          LoadColumns<kPartial>(dh + j, n) + LoadColumns<kPartial>(more + j, n),
           n);
     });
   }
 
-  // Products are added to the gradients of h.
-  A* Dh(int64_t row) const { return product_.Products(row); }
+  A* Dh(int64_t row) const { return dh_ + row * s_.units; }
   A* Dc(int64_t row) const { return this->carry_ + row * s_.units; }
 
   const RecurrentGradientArgs& args_;
   void* const product_grad_;
+  A* dh_ = nullptr;
 };
 
 // Runs Work<T>, made of `args`.

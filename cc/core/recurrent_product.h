@@ -10,7 +10,8 @@ namespace {
 
 // h [rows, units] times a kernel [units, gates * units], which makes `gates`
 // products, each [rows, units]; or, transposed, the sum of gates [rows, units]
-// times their parts of the kernel.
+// times their parts of the kernel. How a sum is added up depends on how many
+// rows a tile has, so the batch is always cut into the same tiles.
 template <class T, bool kTransposed>
 class RecurrentProduct {
  public:
@@ -25,6 +26,7 @@ class RecurrentProduct {
     gates_ = gates;
     units_ = units;
     rows_ = rows;
+    tiles_ = EvenParts(rows, TileRows(rows));
     stride_ = WholePanels<A>(units);
     pitch_ = (kTransposed ? 1 : gates) * stride_;
     products_ = scratch.Allocate<A>(rows * pitch_);
@@ -52,6 +54,9 @@ class RecurrentProduct {
     return true;
   }
 
+  // The rows, tile by tile.
+  const EvenParts& tiles() const { return tiles_; }
+
   // A row of products, of which those of a gate are `stride` from the next.
   A* Products(int64_t row) const { return products_ + row * pitch_; }
   int64_t stride() const { return stride_; }
@@ -65,21 +70,26 @@ class RecurrentProduct {
     GatherRows(from + begin, 0, 1, n, row_of);
   }
 
-  // The products of `count` rows for units [begin, begin + n). Transposed, they
-  // are added to what is there.
-  void Run(int64_t step, int64_t row, int64_t count, int64_t begin,
+  // The products of tiles [first, last) for units [begin, begin + n).
+  void Run(int64_t step, int64_t first, int64_t last, int64_t begin,
            int64_t n) const {
     const int64_t parts = CeilDiv(units_, kPartUnits);
+    const auto multiply = [&](int64_t tile, int64_t gate, const Panels& panels,
+                              int64_t unit) {
+      const int64_t row = tiles_.Begin(tile);
+      const BlockRows<E> factor{Factor(step, row, gate),
+                                num_factors() * FactorPitch()};
+      MultiplyBlock<true>(
+          factor, tiles_.Size(tile), panels, kTransposed && gate > 0,
+          Products(row) + (kTransposed ? 0 : gate * stride_) + unit, pitch_);
+    };
     for (int64_t unit = begin; unit < begin + n;) {
       const int64_t part = unit / kPartUnits, at = unit % kPartUnits;
       const int64_t size = Min(kPartUnits - at, begin + n - unit);
       for (int64_t gate = 0; gate < gates_; ++gate) {
-        MultiplyBlock<true>(
-            BlockRows<E>{Factor(step, row, gate),
-                         num_factors() * FactorPitch()},
-            count, panels_[gate * parts + part].Part(at, at + size),
-            kTransposed,
-            Products(row) + (kTransposed ? 0 : gate * stride_) + unit, pitch_);
+        const Panels panels = panels_[gate * parts + part].Part(at, at + size);
+        for (int64_t tile = first; tile < last; ++tile)
+          multiply(tile, gate, panels, unit);
       }
       unit += size;
     }
@@ -93,8 +103,18 @@ class RecurrentProduct {
   // kernel may be larger than the caches.
   static constexpr int64_t kPartUnits = 4 * kUnits;
   static constexpr int64_t kCyclesToPack = 4;  // a vector
+  // Eight rows keep as many multiply-adds under way as there is room for; AMX's
+  // tiles are better full.
+  static constexpr int64_t kMostTileRows =
+      kTileRows<E> > 16 || kTileRows<E> < 8 ? kTileRows<E> : 8;
   // Factors of a step and of the next.
   static constexpr int64_t kBuffers = 2;
+
+  // An even number of tiles is shared more evenly.
+  static int64_t TileRows(int64_t rows) {
+    if (rows <= kMostTileRows) return kMostTileRows;
+    return CeilDiv(rows, 2 * CeilDiv(rows, 2 * kMostTileRows));
+  }
 
   int64_t num_factors() const { return kTransposed ? gates_ : 1; }
   int64_t FactorPitch() const { return BlockPitch<E>(units_); }
@@ -104,6 +124,7 @@ class RecurrentProduct {
   }
 
   int64_t gates_ = 0, units_ = 0, rows_ = 0;
+  EvenParts tiles_{0, 1};
   int64_t pitch_ = 0, stride_ = 0;
   Panels* panels_ = nullptr;  // part by part of each gate
   OperandsIn<E> factors_{};

@@ -86,6 +86,8 @@ template <class T>
 class RecurrentOp : public RecurrentBase<T> {
  public:
   explicit RecurrentOp(OpKernelConstruction* ctx) : RecurrentBase<T>(ctx) {
+    int num_bias;
+    OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_bias", &num_bias));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("save", &save_));
   }
 

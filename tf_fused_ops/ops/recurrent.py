@@ -163,14 +163,21 @@ def _run(cell, x, kernel, recurrent_kernel, biases, states, mask, activation, ba
     bias, recurrent_bias = biases
     bias = None if bias is None else _arguments.tensor_like("bias", bias, *like)
     recurrent_bias = _arguments.optional("recurrent_bias", recurrent_bias, *like)
-    _check_shape("kernel", kernel, [x.shape[-1] if x.shape.rank else None, None])
+    batch, _, features = x.shape if x.shape.rank else [None] * 3
+    _check_shape("kernel", kernel, [features, None])
+    units, _ = recurrent_kernel.shape if recurrent_kernel.shape.rank == 2 else [None] * 2
+    _check_shape("recurrent_kernel", recurrent_kernel, [units, kernel.shape[-1]])
     if bias is not None:
         _check_shape("bias", bias, kernel.shape[1:])
+    for value in recurrent_bias:
+        _check_shape("recurrent_bias", value, kernel.shape[1:])
     mask = _arguments.optional("mask", mask, tf.bool, "x")
     if states is None:
         zeros = tf.zeros([tf.shape(x)[0], tf.shape(recurrent_kernel)[0]], x.dtype)
         states = [zeros] * (2 if cell == "lstm" else 1)
     states = [_arguments.tensor_like("initial_state", state, *like) for state in states]
+    for state in states:
+        _check_shape("initial_state", state, [batch, units])
     with tf.name_scope(name or cell):
         gates = matmul_bias_act(x, kernel, bias, activation="none")
         y, last, _ = ops.tf_fused_ops_recurrent(
@@ -188,7 +195,7 @@ def _run(cell, x, kernel, recurrent_kernel, biases, states, mask, activation, ba
 
 
 def _check_shape(name, value, expected):
-    """Checks what goes into the inputs' product, which has other names for it."""
+    """Checks what the ops have other names for."""
     if not value.shape.is_compatible_with(expected):
         expected = tf.TensorShape(expected)
         raise ValueError(f"{name} must have shape {expected} to go with x; got {value.shape}")
@@ -223,20 +230,21 @@ def stock_gradient(op, values):
 
 @tf.RegisterGradient("TfFusedOps>Recurrent")
 def _recurrent_gradient(op, *gradients):
-    if not _gradient.is_zero(gradients[-1]):
+    last = len(op.outputs) - 1
+    if _gradient.has_output(op, last, "save") and not _gradient.is_zero(gradients[last]):
         return _gradient.differentiate(lambda *values: stock(op, values), op, gradients)
     x, kernel, *rest = op.inputs
     states, bias, mask = _cut(op, rest, ("states", "bias", "masks"))
     attributes = _gradient.attributes(op, *_ATTRIBUTES)
-    y, *last, _ = op.outputs
-    saved = _gradient.optional_output(op, len(op.outputs) - 1, "save")
+    saved = _gradient.optional_output(op, last, "save")
     if saved is None:
         again = ops.tf_fused_ops_recurrent(x, kernel, states, bias, mask, save=True, **attributes)
         saved = again.saved
     dy, *dlast = (
         tf.zeros_like(value) if gradient is None else gradient
-        for value, gradient in zip((y, *last), gradients, strict=False)
+        for value, gradient in zip(op.outputs[:last], gradients[:last], strict=True)
     )
+    y = op.outputs[0]
     dx, dproduct, dstates = ops.tf_fused_ops_recurrent_grad(
         dy=dy,
         dlast=dlast,
