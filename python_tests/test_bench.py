@@ -1,6 +1,7 @@
 """The benchmark: its cases and costs, what it prints, and how it ends."""
 
 import dataclasses
+import functools
 import json
 import time
 import types
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_fused_ops import _core
+import tf_fused_ops
+from tf_fused_ops import RemapOptions, _core
 from tf_fused_ops.bench import (
     contest,
     costs,
@@ -21,10 +23,17 @@ from tf_fused_ops.bench import (
     tensorflow_programs,
     worker,
 )
-from tf_fused_ops.bench.cases import MODES, ApplicationCase, BatchNormCase, ConvCase, MatMulCase
+from tf_fused_ops.bench.cases import (
+    MODES,
+    ApplicationCase,
+    BatchNormCase,
+    ConvCase,
+    MatMulCase,
+    RecurrentCase,
+)
 from tf_fused_ops.bench.contest import Timing
 from tf_fused_ops.cli import main
-from tf_fused_ops.remapper import rules
+from tf_fused_ops.remapper import recurrent, rules
 
 ROOFS = machine.Roofs(operations=500e9, bytes=50e9)
 SETTINGS = {"dtype": "float32", "threads": 2}
@@ -95,10 +104,11 @@ def test_memory_is_the_peak_of_the_second_call(run_python):
     assert memory.over_start({"error": "no"}) is None
 
 
-def test_torch_computes_the_same(tmp_path):
+@pytest.mark.parametrize("names", [["*_tiny"], ["*_short", "simple_rnn*"]])
+def test_torch_computes_the_same(names, tmp_path):
     pytest.importorskip("torch")
     path = tmp_path / "times.json"
-    arguments = ["--cases", "*_tiny", "--quick", "--peers", "stock,torch", "--json", str(path)]
+    arguments = ["--cases", *names, "--quick", "--peers", "stock,torch", "--json", str(path)]
     assert main(["bench", *arguments]) == 0
     peers = [case["peers"] for case in json.loads(path.read_text())["cases"]]
     assert [values["torch"].get("error") for values in peers] == [None] * 6
@@ -120,6 +130,15 @@ def test_peer_must_run_what_it_claims(peer, really, message, monkeypatch):
     assert len(programs.load(case, "step")[1]) == 4
     monkeypatch.setattr(programs, "decorate", tensorflow_programs.Programs(really).decorate)
     with pytest.raises(tensorflow_programs.NotWhatItClaims, match=f"^{message}$"):
+        programs.load(case, "step")
+
+
+def test_loops_of_layers_must_be_gone(monkeypatch):
+    case, programs = table.CASES["gru_short"], tensorflow_programs.Programs("ours")
+    assert len(programs.load(case, "step")[1]) == 5
+    kept = functools.partial(tf_fused_ops.function, remap=RemapOptions(disable=("gru",)))
+    monkeypatch.setattr(programs, "decorate", kept)
+    with pytest.raises(tensorflow_programs.NotWhatItClaims, match="not fused: StatelessWhile"):
         programs.load(case, "step")
 
 
@@ -211,6 +230,12 @@ def test_peer_that_fails_is_named_with_its_error():
         (MatMulCase(m=5, k=4, n=3), "step", 3 * 60, (20 + 12 + 15) + 30 + 15 + 2 * (20 + 12)),
         (BatchNormCase((2, 3), 5), "forward", 0, 3 * 30),
         (BatchNormCase((2, 3), 5, side=True), "step", 0, 10 * 30),
+        # x, kernels and y; then also those and dy read, dx and those of the kernels written.
+        (RecurrentCase("lstm", 2, 3, 4, 5), "forward", 6 * 180, 24 + 180 + 30),
+        (RecurrentCase("simple_rnn", 2, 3, 4, 5), "step", 3 * 6 * 45, 3 * (24 + 45 + 30)),
+        # What is kept besides is written and read.
+        (RecurrentCase("lstm", 2, 3, 4, 5), "step", 3 * 6 * 180, 3 * (24 + 180 + 30) + 10 * 30),
+        (RecurrentCase("gru", 2, 3, 4, 5), "step", 3 * 6 * 135, 3 * (24 + 135 + 30) + 8 * 30),
     ],
 )
 def test_work(case, mode, macs, elements):
@@ -254,7 +279,8 @@ def test_grid_has_no_zero_before_the_rectifier_and_no_rounding():
 
 def test_every_family_of_rules_has_a_case():
     """Also the backward pass alone of those that have it, and every activation on its own."""
-    cases = [case for case in table.CASES.values() if not isinstance(case, ApplicationCase)]
+    others = (ApplicationCase, RecurrentCase)
+    cases = [case for case in table.CASES.values() if not isinstance(case, others)]
     trained = {case.family for case in cases if getattr(case, "trained", False)}
     assert trained == {rule.family for rule in rules.RULES if not rule.forward_alone}
     alone = {case.family for case in cases if case.modes == ("step",)} - trained
@@ -264,15 +290,23 @@ def test_every_family_of_rules_has_a_case():
     assert {case.family for case in forward} | trained == {rule.family for rule in rules.RULES}
     names = {rule.name for rule in rules.RULES if rule.family == "act"}
     assert names <= {case.rule() for case in forward}
+    loops = [case for case in table.CASES.values() if isinstance(case, RecurrentCase)]
+    assert {case.rule() for case in loops} == {loop.name for loop in recurrent.LOOPS}
 
 
-RULE_CASES = [(name, mode) for name, case in table.GROUPS["rules"].items() for mode in case.modes]
+RULE_CASES = [
+    (name, mode)
+    for group in ("rules", "recurrent")
+    for name, case in table.GROUPS[group].items()
+    for mode in case.modes
+]
 
 
 @pytest.mark.parametrize(("name", "mode"), RULE_CASES)
 def test_rule_cases_are_fused_by_their_rule(name, mode):
     (case,) = table.select([name], "float32").values()
-    assert case.rule().removesuffix("_grad") in {rule.name for rule in rules.RULES}
+    known = {rule.name for rule in (*rules.RULES, *recurrent.LOOPS)}
+    assert case.rule().removesuffix("_grad") in known
     stock, ours = (tensorflow_programs.Programs(p).load(case, mode)[1] for p in ("stock", "ours"))
     for value, expected in zip(ours, stock, strict=True):
         near = np.abs(value - expected) <= contest.TOLERANCE["float32"] * np.sqrt(
@@ -282,11 +316,12 @@ def test_rule_cases_are_fused_by_their_rule(name, mode):
 
 
 @pytest.mark.parametrize("peer", ["stock", "ours"])
-@pytest.mark.parametrize("name", ["conv_tiny", "matmul_tiny", "batch_norm_tiny"])
+@pytest.mark.parametrize("name", ["conv_tiny", "matmul_tiny", "batch_norm_tiny", "gru_short"])
 def test_programs_take_bfloat16(peer, name):
     (case,) = table.select([name], "bfloat16").values()
     y, *gradients = tensorflow_programs.Programs(peer).load(case, "step")[1]
-    assert len(gradients) == 3 and np.isfinite(y).all() and np.abs(y).max() > 0
+    assert len(gradients) == len(grid.inputs(case)) - 1
+    assert np.isfinite(y).all() and np.abs(y).max() > 0
 
 
 def test_disagreement_is_found(tmp_path):
@@ -364,9 +399,11 @@ def test_rates():
 
 
 def test_list(capsys):
-    assert main(["bench", "--list", "--cases", "batch_norm", "resnet50"]) == 0
+    assert main(["bench", "--list", "--cases", "batch_norm", "*_short", "resnet50"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in printed] == [*table.GROUPS["batch_norm"], "resnet50"]
+    short = ["lstm_short", "gru_short"]
+    names = [line.split()[0] for line in printed]
+    assert names == [*table.GROUPS["batch_norm"], *short, "resnet50"]
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,43 @@ class RuleCase(Case):
 
 
 @dataclasses.dataclass(frozen=True)
+class RecurrentCase(Case):
+    """A recurrent layer of Keras that returns the outputs of all steps; `cell` is its rule."""
+
+    cell: str = "lstm"
+    batch: int = 2
+    steps: int = 3
+    features: int = 4
+    units: int = 5
+    dtype: str = "float32"
+
+    @property
+    def gates(self):
+        """How many times `units` the columns of the kernels are."""
+        return {"lstm": 4, "gru": 3, "simple_rnn": 1}[self.cell]
+
+    def rule(self):
+        """The name of the remapper's rule that fuses it."""
+        return self.cell
+
+    def title(self):
+        """What it is, for people."""
+        cell = self.cell.replace("_", " ")
+        return f"{cell} {self.features}→{self.units}, {self.batch}x{self.steps}"
+
+    def inputs(self, seed=0):
+        """float64 arrays x, kernel, recurrent kernel, bias, of a GRU's products two, and dy."""
+        rng = np.random.default_rng(seed)
+        columns = self.gates * self.units
+        x = rng.normal(size=(self.batch, self.steps, self.features))
+        kernels = (
+            rng.normal(size=(rows, columns)) / np.sqrt(rows) for rows in (self.features, self.units)
+        )
+        bias = rng.normal(size=(2, columns) if self.cell == "gru" else columns)
+        return x, *kernels, bias, rng.normal(size=(self.batch, self.steps, self.units))
+
+
+@dataclasses.dataclass(frozen=True)
 class ApplicationCase(Case):
     """A model of `keras.applications` with random weights: images of `size` squared, SGD with
     momentum.

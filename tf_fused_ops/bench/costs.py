@@ -9,6 +9,7 @@ from tf_fused_ops.bench.cases import (
     BatchNormCase,
     ConvCase,
     MatMulCase,
+    RecurrentCase,
     RuleCase,
 )
 
@@ -41,7 +42,8 @@ def work(case, mode):
 
     The training step reads what the forward pass kept (x, w and y, or the pre-activation where the
     slope cannot be read off y) and returns y, dx, dw and db. Batch norm takes its statistics before
-    it uses them, so it reads x twice, and x and dy twice in the backward pass.
+    it uses them, so it reads x twice, and x and dy twice in the backward pass. A recurrent layer
+    keeps its gates and other states where the slopes cannot be read off y.
 
     Args:
         case: A case.
@@ -55,17 +57,21 @@ def work(case, mode):
 
 def _contraction(case, mode, macs, x, w, y):
     """The work of a product of which x, w and y are the numbers of elements."""
-    size = BYTES[case.dtype]
-    forward = x + w + y
-    if mode == "forward":
-        return Work(macs, size * forward)
     if case.act == "none":
         slope = 0
     elif case.act in SLOPE_FROM_VALUE:
         slope = y
     else:
         slope = 2 * y  # the pre-activation, written and read
-    return Work(3 * macs, size * (forward + slope + y + 2 * (x + w)))
+    return _passes(case, mode, macs, x + w, y, slope)
+
+
+def _passes(case, mode, macs, inputs, y, slope):
+    """The work of y from inputs; the slopes take so many elements, written or read."""
+    size = BYTES[case.dtype]
+    if mode == "forward":
+        return Work(macs, size * (inputs + y))
+    return Work(3 * macs, size * (3 * inputs + 2 * y + slope))
 
 
 @work.register
@@ -97,6 +103,18 @@ def _(case: BatchNormCase, mode):
 def _(case: RuleCase, mode):
     inputs = sum(map(math.prod, case.shapes))
     return _contraction(case, mode, case.macs, inputs, 0, math.prod(case.result))
+
+
+@work.register
+def _(case: RecurrentCase, mode):
+    rows, columns = case.batch * case.steps, case.gates * case.units
+    weights = (case.features + case.units) * columns
+    y = rows * case.units
+    # For each element of y: an LSTM's gates and its other state; a GRU's, and the part of the
+    # recurrent product that is reset.
+    kept = {"lstm": 5, "gru": 4, "simple_rnn": 0}[case.cell]
+    inputs = rows * case.features + weights
+    return _passes(case, mode, rows * weights, inputs, y, (1 + 2 * kept) * y)
 
 
 @work.register

@@ -9,7 +9,7 @@ import functools
 
 import numpy as np
 
-from tf_fused_ops.bench.cases import BatchNormCase, RuleCase
+from tf_fused_ops.bench.cases import BatchNormCase, RecurrentCase, RuleCase
 
 _VALUES = 2.0**-3
 _FILTERS = 2.0**-8
@@ -30,13 +30,13 @@ def inputs(case):
     """The inputs of a case, in the order of `case.inputs`, without those that it lacks.
 
     Args:
-        case: A `ConvCase`, `MatMulCase` or `BatchNormCase`; the inputs of a `RuleCase` are taken as
-            they are.
+        case: A `ConvCase`, `MatMulCase` or `BatchNormCase`; the inputs of a `RuleCase` or
+            `RecurrentCase` are taken as they are.
 
     Returns:
         A list of float64 arrays, the output's gradient dy last.
     """
-    if isinstance(case, RuleCase):
+    if isinstance(case, (RuleCase, RecurrentCase)):
         return list(case.inputs())
     if isinstance(case, BatchNormCase):
         x, scale, offset, _, _, side, dy = case.inputs()

@@ -9,6 +9,7 @@ from tf_fused_ops.bench.cases import (
     BatchNormCase,
     ConvCase,
     MatMulCase,
+    RecurrentCase,
     RuleCase,
 )
 
@@ -208,6 +209,17 @@ GROUPS = {
         "large_resnet50": ApplicationCase(macs=3_857_973_248, batch=64, size=224),
     },
     "rules": _RULES | _alone(_ALONE),
+    "recurrent": {
+        "lstm_32x128": RecurrentCase("lstm", 32, 128, 128, 256),
+        "gru_32x128": RecurrentCase("gru", 32, 128, 128, 256),
+        "simple_rnn_32x128": RecurrentCase("simple_rnn", 32, 128, 128, 256),
+        "lstm_batch1": RecurrentCase("lstm", 1, 256, 64, 128),
+        "gru_batch1": RecurrentCase("gru", 1, 256, 64, 128),
+        "lstm_short": RecurrentCase("lstm", 64, 64, 32, 64),
+        "gru_short": RecurrentCase("gru", 64, 64, 32, 64),
+        "lstm_512": RecurrentCase("lstm", 32, 100, 256, 512),
+        "gru_512": RecurrentCase("gru", 32, 100, 256, 512),
+    },
     "model": {
         "resnet50": ApplicationCase(),
         "mobilenet_v2": ApplicationCase("MobileNetV2", 154_083_200, 3_469_760),

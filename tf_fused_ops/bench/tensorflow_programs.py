@@ -13,6 +13,7 @@ from tf_fused_ops.bench.cases import (
     BatchNormCase,
     ConvCase,
     MatMulCase,
+    RecurrentCase,
     RuleCase,
 )
 from tf_fused_ops.bench.stacks import POOL
@@ -48,6 +49,9 @@ _REPLACED = (
     "Relu",
     "ReluGrad",
 )
+# Likewise, of recurrent layers. The gradient of a recurrent kernel is a stock product.
+_LOOPS = ("While", "StatelessWhile")
+_LAYERS = {"lstm": "LSTM", "gru": "GRU", "simple_rnn": "SimpleRNN"}
 
 
 class NotWhatItClaims(Exception):
@@ -128,7 +132,8 @@ class Programs:
         else:
             step = training_step(forward)
             function, arguments = self.decorate(_keeping(step) if alone else step), inputs
-        self._check(function.get_concrete_function(*arguments), whole=not alone)
+        replaced = _LOOPS if isinstance(case, RecurrentCase) else () if alone else _REPLACED
+        self._check(function.get_concrete_function(*arguments), replaced)
         if self._is_ours:
             fired = function.remap_reports[-1].counts()
             if case.rule() not in fired or len(fired) > 1 + alone + joins:
@@ -161,7 +166,7 @@ class Programs:
             return tape.gradient(loss, weights)
 
         function = self.decorate(step)
-        self._check(function.get_concrete_function(x, weights), whole=True)
+        self._check(function.get_concrete_function(x, weights), _REPLACED)
         grid.inputs.cache_clear()
         return lambda: function(x, weights)
 
@@ -176,12 +181,12 @@ class Programs:
 
     def _load_model(self, case, mode):
         call = self.decorate(application(case, mode))
-        self._check(call.get_concrete_function(), whole=False)
+        self._check(call.get_concrete_function(), replaced=())
         # The losses of the first steps.
         steps = 1 if mode == "forward" else 3
         return call, [np.stack([_array(call()) for _ in range(steps)])]
 
-    def _check(self, concrete, whole):
+    def _check(self, concrete, replaced):
         graph = concrete.graph
         operations = [op.type for op in graph.get_operations()]
         for function in graph.as_graph_def().library.function:
@@ -196,8 +201,8 @@ class Programs:
         allowed = {op.get_attr("winograd") for op in convolutions}
         if allowed - {self._peer == WINOGRAD}:
             raise NotWhatItClaims(f"Winograd's algorithm is{' not' * (False in allowed)} allowed")
-        left = sorted(set(operations) & set(_REPLACED))
-        if self._is_ours and whole and left:
+        left = sorted(set(operations) & set(replaced))
+        if self._is_ours and left:
             raise NotWhatItClaims(f"not fused: {', '.join(left)}")
 
 
@@ -380,6 +385,23 @@ def _(case: RuleCase):
         else:
             y = _FAMILIES[case.family](*inputs)
         return _ACTIVATIONS[case.act](y)
+
+    return forward
+
+
+@_forward.register
+def _(case: RecurrentCase):
+    import keras
+
+    build = getattr(keras.layers, _LAYERS[case.cell])
+    # Of the weights it has at first only the shapes count; there is no default in bfloat16.
+    initial = {"recurrent_initializer": "zeros"}
+    layer = build(case.units, return_sequences=True, dtype=case.dtype, **initial)
+    layer.build((case.batch, case.steps, case.features))
+
+    def forward(x, *weights):
+        y, _ = layer.stateless_call(weights, layer.non_trainable_variables, x)
+        return y
 
     return forward
 

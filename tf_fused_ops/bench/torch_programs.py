@@ -8,7 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from tf_fused_ops.bench import grid
-from tf_fused_ops.bench.cases import EPSILON, BatchNormCase, ConvCase, MatMulCase
+from tf_fused_ops.bench.cases import (
+    EPSILON,
+    BatchNormCase,
+    ConvCase,
+    MatMulCase,
+    RecurrentCase,
+)
 from tf_fused_ops.bench.stacks import POOL
 
 _ACTIVATIONS = {
@@ -35,6 +41,19 @@ FILTERS_CHANNELS_LAST = Layout(
     FILTERS.from_torch,
 )
 TRANSPOSED = Layout(lambda v: v.t().contiguous(), lambda v: v.t())
+
+
+def _swapped(v):
+    """The columns of a GRU's first two gates in each other's place."""
+    update, reset, new = v.chunk(3, -1)
+    return torch.cat([reset, update, new], -1)
+
+
+SWAPPED = Layout(_swapped, _swapped)
+SWAPPED_TRANSPOSED = Layout(
+    lambda v: TRANSPOSED.to_torch(_swapped(v)), lambda v: _swapped(TRANSPOSED.from_torch(v))
+)
+_LAYERS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU, "simple_rnn": torch.nn.RNN}
 
 
 class Program(NamedTuple):
@@ -179,6 +198,21 @@ def _(case: BatchNormCase):
         return _ACTIVATIONS[case.act](y + side[0] if side else y)
 
     return Program(forward, [image, AS_IS, AS_IS, *([image] if case.side else [])], image)
+
+
+@_program.register
+def _(case: RecurrentCase):
+    is_gru = case.cell == "gru"
+    layer = _LAYERS[case.cell](case.features, case.units, batch_first=True, device="meta")
+
+    def forward(x, kernel, recurrent_kernel, bias):
+        biases = bias.unbind() if is_gru else (bias, torch.zeros_like(bias))
+        # In the place of its own, at once: `torch.func.functional_call` takes 0.1 ms more.
+        layer._flat_weights = [kernel, recurrent_kernel, *biases]
+        return layer(x)[0]
+
+    kernel, bias = (SWAPPED_TRANSPOSED, SWAPPED) if is_gru else (TRANSPOSED, AS_IS)
+    return Program(forward, [AS_IS, kernel, kernel, bias], AS_IS)
 
 
 def _array(tensor):
