@@ -8,7 +8,15 @@ import tensorflow as tf
 from tolerances import assert_close
 
 from tf_fused_ops.ops import act as act_op
-from tf_fused_ops.ops import batch_norm_act, conv2d_bias_act, matmul_bias_act, reference
+from tf_fused_ops.ops import (
+    batch_norm_act,
+    conv2d_bias_act,
+    gru,
+    lstm,
+    matmul_bias_act,
+    reference,
+    simple_rnn,
+)
 
 CONV = cases.ConvCase(
     batch=1, image=(3, 4), cin=2, cout=2, kernel=(2, 2), strides=(2, 1), side=True, dtype="float64"
@@ -16,6 +24,7 @@ CONV = cases.ConvCase(
 MATMUL = cases.MatMulCase(lead=(2,), m=2, k=3, n=2, ta=True, side=True, dtype="float64")
 BATCH_NORM = cases.BatchNormCase(sizes=(3, 2), channels=2, side=True, dtype="float64")
 ACT = cases.ActCase(shape=(3, 5), dtype="float64")
+RECURRENT_CELLS = {"rnn": simple_rnn, "gru": gru, "lstm": lstm}
 GROUPED_CONV = dataclasses.replace(CONV, cin=4, cout=6, groups=2)
 FORMS = (
     "act",
@@ -32,6 +41,8 @@ ACTIVATIONS = [(act, cases.ALPHA) for act in cases.ACTIVATIONS] + [("leaky_relu"
 
 def problem(form, act, alpha=cases.ALPHA, seed=0):
     """An op as a function of its float64 inputs, the same in stock ops, the inputs, and dy."""
+    if form in RECURRENT_CELLS:
+        return recurrent_problem(form, act, seed)
     contractions = {
         "conv": CONV, "conv_groups": GROUPED_CONV, "conv_scale": CONV, "matmul": MATMUL
     }  # fmt: skip
@@ -101,6 +112,41 @@ def problem(form, act, alpha=cases.ALPHA, seed=0):
         return reference.batch_norm_act(*order(values), **attributes)[0]
 
     return fused, stock, inputs, tf.constant(dy)
+
+
+def recurrent_problem(cell, act, seed=0):
+    """The same of a recurrent layer: its output is y with the states behind the last step."""
+    shape = (4, 3, 2, 3)
+    case = cases.RecurrentCase(
+        cell=cell, shape=shape, act=act, backwards=cell == "gru", dtype="float64"
+    )
+    (inputs, (dy, *dlast)), mask = case.inputs(seed), case.mask()
+
+    def joined(y, *last):
+        return tf.concat([y, *(state[:, None] for state in last)], 1)
+
+    def named(values):
+        values = dict(zip(inputs, values, strict=True))
+        return values, [values.pop(name) for name in ("h", "c") if name in values]
+
+    def fused(*values):
+        values, states = named(values)
+        states = states if cell == "lstm" else states[0]
+        y, last = RECURRENT_CELLS[cell](
+            **values, initial_state=states, mask=mask, **case.attributes()
+        )
+        return joined(y, *tf.nest.flatten(last))
+
+    def stock(*values):
+        values, states = named(values)
+        y, *last, _ = reference.recurrent(
+            *(values["x"] @ values["kernel"] + values["bias"], values["recurrent_kernel"], states),
+            *(values.get("recurrent_bias"), tf.constant(mask)),
+            **{"cell": cell, "activation": act, "backwards": case.backwards},
+        )
+        return joined(y, *last)
+
+    return fused, stock, [tf.constant(v) for v in inputs.values()], joined(dy, *dlast)
 
 
 def gradients_of(function, inputs, dy):

@@ -16,8 +16,11 @@ from tf_fused_ops.ops import (
     conv2d_bias_act,
     dropout,
     group_norm_act,
+    gru,
     layer_norm,
+    lstm,
     matmul_bias_act,
+    simple_rnn,
     softmax,
     sparse_softmax_cross_entropy,
 )
@@ -29,7 +32,27 @@ BATCH_NORM = {"x": (2, 5, 3), **dict.fromkeys(("scale", "offset", "mean", "varia
 LAYER_NORM = {"x": (2, 5, 3), "scale": (3,), "offset": (3,)}
 GROUP_NORM = {"x": (2, 5, 6), "scale": (6,), "offset": (6,)}
 SOFTMAX = {"x": (2, 5, 3)}
+RNN = {
+    **{"x": (2, 5, 3), "kernel": (3, 4), "recurrent_kernel": (4, 4), "bias": (4,)},
+    **{"h": (2, 4), "mask": (2, 5)},
+}
+GRU = RNN | {"kernel": (3, 12), "recurrent_kernel": (4, 12)}
+GRU |= dict.fromkeys(("bias", "recurrent_bias"), (12,))
+H = tf.ones((2, 4))
+LSTM = RNN | {"kernel": (3, 16), "recurrent_kernel": (4, 16), "bias": (16,), "c": (2, 4)}
 ATTENTION = {"query": (2, 5, 3, 4), "key": (2, 6, 3, 4), "value": (2, 6, 3, 7)}
+
+
+def of_tensors(layer):
+    """A recurrent layer as a function of tensors alone."""
+
+    def call(h=None, c=None, mask=None, **values):
+        mask = None if mask is None else mask > 0
+        return layer(**values, initial_state=h if c is None else (h, c), mask=mask)
+
+    return call
+
+
 OPS = {
     "act": (act, {"x": (2, 5)}),
     "conv": (conv2d_bias_act, CONV),
@@ -55,6 +78,12 @@ OPS = {
     "biased_attention": (attention, ATTENTION | {"bias": (2, 1, 5, 6)}),
     "masked_softmax": (lambda x, mask: softmax(x, mask > 0), SOFTMAX | {"mask": (2, 1, 3)}),
 }
+OPS |= {
+    "simple_rnn": (of_tensors(simple_rnn), RNN),
+    "gru": (of_tensors(gru), GRU),
+    "lstm": (of_tensors(lstm), LSTM),
+}
+RECURRENT = ("simple_rnn", "gru", "lstm")
 DROPPING = ("dropout", "dropped_attention")
 
 # (op, what is wrong, the argument that the error names). A tuple of integers is a tensor's shape.
@@ -136,6 +165,24 @@ WRONG_SHAPES = [
     ("batch_norm", {"variance": ()}, "variance"),
     ("batch_norm", {"side_input": (2, 5, 1)}, "side_input"),
     ("batch_norm", {"side_input": (3,)}, "side_input"),
+    # Also as the ops call it that a layer consists of.
+    *[
+        (op, {name: v}, names)
+        for op in RECURRENT
+        for name, names, values in (
+            ("x", "x|a", ((), (5, 3), (2, 5, 3, 1))),
+            ("x", "kernel|b", ((2, 5, 2),)),
+            ("kernel", "kernel|b", ((), (3,), (3, 4, 4), (2, 4))),
+            ("kernel", "(recurrent_)?kernel|bias", ((3, 5),)),
+            ("recurrent_kernel", "(recurrent_)?kernel", ((), (4,), (4, 4, 4), (4, 5))),
+            ("bias", "bias", ((), (3,), (1, 4))),
+            ("h", "initial_state|states", ((), (4,), (2, 3), (1, 4), (2, 1, 4))),
+            ("mask", "mask", ((), (5,), (2, 1), (5, 2), (2, 5, 1))),
+        )
+        for v in values
+    ],
+    *[("gru", {"recurrent_bias": v}, "(recurrent_)?bias") for v in ((), (3,), (4,), (1, 12))],
+    *[("lstm", {"c": v}, "initial_state|states") for v in ((), (4,), (2, 3), (1, 4))],
 ]
 WRONG_ATTRIBUTES = [
     *[("conv", {"strides": v}, "strides") for v in (0, -1, [1, 1, 1], [2, 1, 1, 1], 2**40, "two")],
@@ -157,11 +204,12 @@ WRONG_ATTRIBUTES = [
     ],
     *[
         (op, {"activation": v}, "activation")
-        for op in ("act", "conv", "matmul", "batch_norm", "group_norm")
+        for op in ("act", "conv", "matmul", "batch_norm", "group_norm", *RECURRENT)
         for v in ("swoosh", 3, "")
     ],
     *[(op, {"data_format": "NHCW"}, "data_format") for op in ("conv", "batch_norm", "group_norm")],
     *[("group_norm", {"groups": v}, "groups") for v in (2**40, "two", 1.5, None)],
+    *[(op, {"activation": v}, "activation") for op in RECURRENT for v in ("none", "relu6", None)],
     *[("softmax", {name: v}, name) for name in ("scale", "masked") for v in ("two", None)],
     *[("attention", {name: "two"}, name) for name in ("scale", "masked")],
     *[
@@ -210,6 +258,13 @@ WRONG_DTYPES = [
     ("batch_norm", {"scale": tf.float64}, "scale"),
     ("batch_norm", {"variance": tf.float16}, "variance"),
     ("batch_norm", {"side_input": tf.float64}, "side_input"),
+    ("lstm", {"x": tf.int32}, "x"),
+    ("lstm", {"kernel": tf.float64}, "kernel"),
+    ("lstm", {"recurrent_kernel": tf.bfloat16}, "recurrent_kernel"),
+    ("lstm", {"bias": tf.float64}, "bias"),
+    ("lstm", {"c": tf.float16}, "initial_state"),
+    ("gru", {"recurrent_bias": tf.float16}, "recurrent_bias"),
+    ("simple_rnn", {"h": tf.int32}, "initial_state"),
 ]
 WRONG_VALUES = [*WRONG_SHAPES, *WRONG_ATTRIBUTES]
 
@@ -275,6 +330,30 @@ def test_what_does_not_convert(op, name, value):
         OPS[op][0](**{**tensors, name: value})
 
 
+@pytest.mark.parametrize(
+    ("layer", "wrong", "name"),
+    [
+        *[(lstm, {"initial_state": v}, "initial_state") for v in ((), (H,), (H,) * 3, H[None])],
+        *[
+            (layer, {"initial_state": (H, H)}, "initial_state|states")
+            for layer in (gru, simple_rnn)
+        ],
+        *[(layer, {"mask": tf.ones((2, 5))}, "mask") for layer in (lstm, gru, simple_rnn)],
+        # Of known sizes, not only as the op of the inputs' product has it.
+        *[(lstm, {"kernel": tf.ones(v)}, "kernel") for v in ((), (3,), (2, 16), (3, 16, 1))],
+        (lstm, {"mask": "text"}, "mask"),
+        (gru, {"recurrent_kernel": None}, "recurrent_kernel"),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else getattr(value, "__name__", str(value)),
+)
+@pytest.mark.parametrize("graph", [False, True])
+def test_recurrent_layers(layer, wrong, name, graph):
+    shapes = {"lstm": LSTM, "gru": GRU, "simple_rnn": RNN}[layer.__name__]
+    values = {k: tf.ones(shapes[k]) for k in ("x", "kernel", "recurrent_kernel")} | wrong
+    with pytest.raises(ERRORS, match=rf"\b({name})\b"):
+        (tf.function(layer) if graph else layer)(**values)
+
+
 def raw(name):
     return getattr(_library.ops, f"tf_fused_ops_{name}")
 
@@ -306,6 +385,10 @@ RAW = {
         "mask": [],
         "activation": "relu",
     },
+}
+RAW_RECURRENT = {
+    **{"kernel": (4, 16), "states": [(2, 4)] * 2, "mask": [(2, 5)]},
+    **{"cell": "lstm", "activation": "tanh", "backwards": False},
 }
 RAW |= {
     "layer_norm": LAYER_NORM,
@@ -341,6 +424,12 @@ RAW |= {
     "batch_norm_apply": {**BATCH_NORM, "moments": (2, 3, 3), "side_input": []},
     "batch_norm_grad_sums": RAW["batch_norm_act_grad"],
     "batch_norm_grad_apply": {**RAW["batch_norm_act_grad"], "sums": (3, 3)},
+    "recurrent": RAW_RECURRENT | {"x": (2, 5, 16), "bias": [(16,)]},
+    "recurrent_grad": {
+        **RAW_RECURRENT,
+        **dict.fromkeys(("dy", "y"), (2, 5, 4)),
+        **{"dlast": [(2, 4)] * 2, "saved": (2, 5, 20)},
+    },
 }
 WRONG_RAW_CALLS = [
     ("act", {"activation": "swoosh"}, "activation"),
@@ -433,23 +522,56 @@ WRONG_RAW_CALLS = [
     ("batch_norm_grad_apply", {"sums": (3, 4)}, "sums"),
     ("batch_norm_grad_apply", {"sums": (3,)}, "sums"),
     ("batch_norm_grad_apply", {"mask": [(4,)], "activation": "tanh"}, "mask"),
+    *[("recurrent", {"x": v}, "x") for v in ((), (2, 16), (2, 5, 12), (2, 5, 16, 1))],
+    ("recurrent", {"x": (2, 5, 12), "kernel": (4, 12)}, "kernel"),
+    ("recurrent", {"x": (2, 5, 15), "kernel": (4, 15)}, "kernel"),
+    *[("recurrent", {"bias": v}, "bias") for v in ([()], [(4,)], [(1, 16)], [(16,)] * 2)],
+    *[("recurrent", {"cell": v}, "cell") for v in ("LSTM", "")],
+    *[
+        (op, {name: v}, name)
+        for op in ("recurrent", "recurrent_grad")
+        for name, values in {
+            "kernel": ((), (16,), (5, 16), (4, 4, 16)),
+            "mask": ([()], [(5,)], [(2, 1)], [(5, 2)], [(2, 5)] * 2),
+            "states": ([], [(2, 4)], [(2, 4)] * 3, [(2, 4), (2, 5)], [(4,)] * 2, [(3, 4)] * 2),
+            "activation": ("sigmoid", ""),
+        }.items()
+        for v in values
+    ],
+    # Of one state.
+    *[
+        (op, {"cell": v}, "states")
+        for op in ("recurrent", "recurrent_grad")
+        for v in ("rnn", "gru")
+    ],
+    *[
+        ("recurrent_grad", {name: v}, name)
+        for name, values in {
+            "dy": ((), (2, 5), (2, 5, 5), (2, 1, 4)),
+            "y": ((), (2, 20), (2, 5, 5)),
+            "saved": ((), (0,), (2, 5, 16), (2, 1, 20)),
+            "dlast": ([(2, 4), (2, 5)], [(4,)] * 2, [(3, 4)] * 2),
+        }.items()
+        for v in values
+    ],
 ]
 
 
-def ones(name, value):
+def ones(op, name, value):
     if isinstance(value, tuple):
-        dtypes = {"mask": tf.uint8, "moments": tf.float64, "sums": tf.float64}
+        mask = tf.bool if op.startswith("recurrent") else tf.uint8
+        dtypes = {"mask": mask, "moments": tf.float64, "sums": tf.float64}
         dtypes |= dict.fromkeys(("rng_key", "rng_counter"), tf.uint64) | {"labels": tf.int64}
         return tf.ones(value, dtypes.get(name, tf.float32))
     if isinstance(value, list):
-        return [ones(name, v) for v in value]
+        return [ones(op, name, v) for v in value]
     return value
 
 
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize(("op", "wrong", "name"), WRONG_RAW_CALLS, ids=str)
 def test_raw_ops(op, wrong, name, graph):
-    arguments = {k: ones(k, v) for k, v in {**RAW[op], **wrong}.items()}
+    arguments = {k: ones(op, k, v) for k, v in {**RAW[op], **wrong}.items()}
 
     def call():
         raw(op)(**arguments)
@@ -470,7 +592,7 @@ def test_sizes_that_no_shape_has(wrong, name):
 
 @pytest.mark.parametrize("op", RAW)
 def test_raw_ops_called_rightly(op):
-    raw(op)(**{k: ones(k, v) for k, v in RAW[op].items()})
+    raw(op)(**{k: ones(op, k, v) for k, v in RAW[op].items()})
 
 
 @pytest.mark.parametrize("graph", [False, True])

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 from tf_fused_ops import _library
 from tf_fused_ops.ops import (
-    act, attention, batch_norm_act, conv2d_bias_act, dropout, group_norm_act,
-    layer_norm, matmul_bias_act, softmax,
+    act, attention, batch_norm_act, conv2d_bias_act, dropout, group_norm_act, gru,
+    layer_norm, lstm, matmul_bias_act, softmax,
     sparse_softmax_cross_entropy,
 )
 
@@ -88,13 +88,22 @@ for dtype in ("float32", "bfloat16"):
             ),
             tensor(dtype, *shape), tensor("float32", 67), tensor("float32", 67),
         )
+    # Rows whose units workers share, and rows that they divide, for one task and for several.
+    for layer, gates in ((lstm, 4), (gru, 3)):
+        for batch in (3, 8, 20, 70):
+            mask = tf.constant(rng.uniform(size=(batch, 7)) < 0.7)
+            show(
+                lambda x, w, h, b: layer(x, w, h, b, mask=mask),
+                tensor(dtype, batch, 7, 13), tensor(dtype, 13, gates * 150),
+                tensor(dtype, 150, gates * 150) / 20, tensor(dtype, gates * 150),
+            )
 """
 
 
 def test_bitwise_equal_for_any_number_of_threads_and_from_run_to_run(run_python):
     first, *others = (run_python(PROGRAM, *ISAS, threads=threads) for threads in (1, 2, 3))
     lines = [line.split() for line in first.splitlines()]
-    assert [line[0] for line in lines] == ISAS * 40
+    assert [line[0] for line in lines] == ISAS * 56
     assert all(len(line) == 2 for line in lines), first
     for other in others:
         assert other == first

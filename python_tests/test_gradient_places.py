@@ -8,7 +8,7 @@ from gradient_problems import assert_all_close, gradients_of, problem, weights_f
 from tf_fused_ops.ops import activations, matmul_bias_act
 
 # Where gradients are taken. "silu" needs the pre-activation, which the op keeps only on request;
-# batch norm + side input + relu needs the mask in the same way.
+# batch norm + side input + relu needs the mask, and an LSTM its gates, in the same way.
 PLACES = [
     ("act", "relu"),
     ("act", "silu"),
@@ -17,6 +17,9 @@ PLACES = [
     ("matmul", "silu"),
     ("batch_norm", "relu"),
     ("batch_norm", "silu"),
+    ("lstm", "tanh"),
+    ("gru", "tanh"),
+    ("rnn", "relu"),
 ]
 
 
