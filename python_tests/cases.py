@@ -56,7 +56,7 @@ class ActCase(Case):
 
 
 @dataclasses.dataclass(frozen=True)
-class RecurrentCase(Case):
+class RecurrentOpCase(Case):
     """A recurrent layer: `shape` is (batch, steps, features, units)."""
 
     cell: str = "lstm"
@@ -247,7 +247,7 @@ def recurrent_cases():
     }
     # Next to the kink rounding decides the slope.
     rows = pairwise(factors, lambda row: row["act"] == "tanh" or row["dtype"][-2:] != "16")
-    return [RecurrentCase(**row) for row in rows]
+    return [RecurrentOpCase(**row) for row in rows]
 
 
 def away_from_kinks(make, argument, activation, distance=0.01, attempts=2000):

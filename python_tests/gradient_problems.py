@@ -117,7 +117,7 @@ def problem(form, act, alpha=cases.ALPHA, seed=0):
 def recurrent_problem(cell, act, seed=0):
     """The same of a recurrent layer: its output is y with the states behind the last step."""
     shape = (4, 3, 2, 3)
-    case = cases.RecurrentCase(
+    case = cases.RecurrentOpCase(
         cell=cell, shape=shape, act=act, backwards=cell == "gru", dtype="float64"
     )
     (inputs, (dy, *dlast)), mask = case.inputs(seed), case.mask()

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import RecurrentCase
+from cases import RecurrentOpCase
 from gradient_problems import assert_all_close, gradients_of, problem, second_order, weights_for
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,7 +122,7 @@ def test_forward_and_gradient(case, isa):
 
 @given(
     case=st.builds(
-        RecurrentCase,
+        RecurrentOpCase,
         cell=st.sampled_from(list(CELLS)),
         shape=st.tuples(*(st.integers(1, n) for n in (20, 9, 20, 150))),
         backwards=st.booleans(),
@@ -182,7 +182,7 @@ KERAS = {
 
 
 @pytest.mark.parametrize(
-    "case", [RecurrentCase(**row, dtype="float64") for row in cases.pairwise(KERAS)], ids=str
+    "case", [RecurrentOpCase(**row, dtype="float64") for row in cases.pairwise(KERAS)], ids=str
 )
 def test_against_keras(case):
     inputs, dys = tensors(case)
@@ -199,7 +199,7 @@ def test_against_keras(case):
 def test_masked_steps_are_not_read(batch, cell, backwards, dtype, isa):
     """Nor are gradients of outputs before any step that counts; the kernel's, a product, are."""
     shape = (batch, 6, 3, 19)
-    case = RecurrentCase(cell=cell, shape=shape, backwards=backwards, dtype=dtype)
+    case = RecurrentOpCase(cell=cell, shape=shape, backwards=backwards, dtype=dtype)
     (inputs, (dy, *dlast)), mask = tensors(case), case.mask()
     clean = run(fused, case, inputs, [dy, *dlast], mask)
     nan = np.array(np.nan, dy.dtype)
@@ -221,7 +221,7 @@ def test_masked_steps_are_not_read(batch, cell, backwards, dtype, isa):
 
 def test_special_numbers(isa):
     """They stay in their rows, and in the steps that follow."""
-    case = RecurrentCase(shape=(9, 5, 3, 17), masked=False)
+    case = RecurrentOpCase(shape=(9, 5, 3, 17), masked=False)
     inputs, dys = tensors(case)
     clean = run(fused, case, inputs, dys, None)
     inputs["x"] = inputs["x"].copy()
@@ -239,7 +239,7 @@ def test_special_numbers(isa):
 @pytest.mark.parametrize("cell", CELLS)
 def test_saturation(cell, act, isa):
     """Large numbers, of either sign, lead to no NaN."""
-    case = RecurrentCase(cell=cell, shape=(3, 4, 1, 9), act=act, masked=False, dtype="float64")
+    case = RecurrentOpCase(cell=cell, shape=(3, 4, 1, 9), act=act, masked=False, dtype="float64")
     inputs, dys = tensors(case)
     inputs["kernel"] = 1e5 * np.sign(inputs["kernel"])
     found, theirs = (run(function, case, inputs, dys, None) for function in (fused, stock))
@@ -249,7 +249,7 @@ def test_saturation(cell, act, isa):
 
 def test_outputs_that_nobody_uses():
     """Each alone has stock's gradients, in functions too."""
-    case = RecurrentCase(shape=(3, 4, 2, 5), backwards=True, dtype="float64")
+    case = RecurrentOpCase(shape=(3, 4, 2, 5), backwards=True, dtype="float64")
     inputs, dys = tensors(case)
     values = [tf.constant(v) for v in inputs.values()]
 
@@ -323,7 +323,7 @@ REFERENCE = {
 
 
 @pytest.mark.parametrize(
-    "case", [RecurrentCase(**row, dtype="float64") for row in cases.pairwise(REFERENCE)], ids=str
+    "case", [RecurrentOpCase(**row, dtype="float64") for row in cases.pairwise(REFERENCE)], ids=str
 )
 def test_reference(case):
     """What graphs without the package compute, which agrees with automatic differentiation."""
@@ -353,7 +353,7 @@ def test_reference(case):
 @pytest.mark.parametrize("cell", CELLS)
 def test_what_the_op_keeps_has_gradients(cell):
     """They are stock's."""
-    case = RecurrentCase(cell=cell, dtype="float64")
+    case = RecurrentOpCase(cell=cell, dtype="float64")
     x, kernel, states, bias, _ = raw_inputs(case)
     mask, options = tf.constant(case.mask()), options_of(case)
 
@@ -379,7 +379,7 @@ def recurrent_ops(graph):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_kept_only_for_a_gradient(cell):
-    case = RecurrentCase(cell=cell)
+    case = RecurrentOpCase(cell=cell)
     inputs = {k: tf.constant(v) for k, v in tensors(case)[0].items()}
 
     def forward(inputs):
@@ -416,7 +416,7 @@ def test_kept_by_ops_that_run_eagerly(watched, monkeypatch):
         return original(*args, save=save, **kwargs)
 
     monkeypatch.setattr(ops, "tf_fused_ops_recurrent", spy)
-    case = RecurrentCase()
+    case = RecurrentOpCase()
     inputs = {k: tf.constant(v) for k, v in tensors(case)[0].items()}
     with tf.GradientTape() as tape:
         if watched:
@@ -431,7 +431,7 @@ def test_kept_by_ops_that_run_eagerly(watched, monkeypatch):
 @pytest.mark.parametrize("cell", CELLS)
 def test_unknown_sizes(cell, dtype):
     """One trace serves all."""
-    case = RecurrentCase(cell=cell, dtype=dtype, used="both")
+    case = RecurrentOpCase(cell=cell, dtype=dtype, used="both")
     first, second = (dataclasses.replace(case, shape=s) for s in ((3, 4, 2, 5), (9, 7, 2, 5)))
     inputs = tensors(first)[0]
     specs = {k: tf.TensorSpec(v.shape, dtype) for k, v in inputs.items()}
@@ -508,7 +508,7 @@ def test_shapes_in_graphs(cell):
 
 def test_in_a_loop():
     """Layers one after the other with the same weights, in a loop that a tape records."""
-    case = RecurrentCase(shape=(3, 4, 5, 5), states=False, used="y", dtype="float64")
+    case = RecurrentOpCase(shape=(3, 4, 5, 5), states=False, used="y", dtype="float64")
     inputs, (dy,) = tensors(case)
     values = [tf.constant(v) for v in inputs.values()]
 
