@@ -363,9 +363,9 @@ def test_must_not_fuse(name):
 
 
 @pytest.mark.parametrize("use_bias", [False, True])
-def test_recurrent_layer(use_bias):
-    """Both products of Keras's cell, unrolled."""
-    layer = keras.layers.SimpleRNN(5, unroll=True, use_bias=use_bias)
+def test_recurrent_cell(use_bias):
+    """Both products of Keras's cell, unrolled by the layer that takes any cell."""
+    layer = keras.layers.RNN(keras.layers.SimpleRNNCell(5, use_bias=use_bias), unroll=True)
     layer.build((2, 3, 7))
     variables = [v.value for v in layer.trainable_variables]
 
