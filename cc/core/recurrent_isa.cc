@@ -38,24 +38,28 @@ class RecurrentWork {
   bool Prepare(const Parallel& parallel, const Scratch& scratch) {
     first_ = scratch.Allocate<int64_t>(s_.batch);
     carry_ = scratch.Allocate<A>(s_.batch * s_.units);
+    if (first_ == nullptr || carry_ == nullptr ||
+        !product_.Prepare(static_cast<const T*>(in_.kernel), NumGates(s_.cell),
+                          s_.units, s_.batch, parallel, scratch)) {
+      return false;
+    }
+    // With few tiles each worker rather reads its part of the kernel (measured,
+    // two cores: one row of 512 units 0.55 of the time, eight of 256 as fast;
+    // 32 rows of 128 units 1.15).
+    const bool few = product_.tiles().count() < parallel.num_workers;
+    if (!few || s_.units <= kUnits) return true;
     shared_ = scratch.Allocate<SharedWork>(s_.steps + 1);
-    return first_ != nullptr && carry_ != nullptr && shared_ != nullptr &&
-           product_.Prepare(static_cast<const T*>(in_.kernel),
-                            NumGates(s_.cell), s_.units, s_.batch, parallel,
-                            scratch);
+    return shared_ != nullptr;
   }
 
   // Runs `count` steps.
   template <class Cell>
   void RunSteps(int64_t count, const Parallel& parallel) {
-    if (s_.batch == 0) return;
-    // With few tiles each worker rather reads its part of the kernel (measured,
-    // two cores: one row of 512 units 0.55 of the time, eight of 256 as fast;
-    // 32 rows of 128 units 1.15).
-    const int64_t workers = parallel.num_workers;
-    product_.tiles().count()<workers && s_.units> kUnits
-        ? ShareUnits<Cell>(count, parallel)
-        : DivideRows<Cell>(count, parallel);
+    if (shared_ != nullptr) {
+      ShareUnits<Cell>(count, parallel);
+    } else {
+      DivideRows<Cell>(count, parallel);
+    }
   }
 
   // Which step of the input is the i-th to be computed.
@@ -136,9 +140,9 @@ class RecurrentWork {
   const RecurrentInputs& in_;
   const RecurrentShape& s_;
   RecurrentProduct<T, kTransposed> product_;
-  int64_t* first_ = nullptr;  // of each row, FirstKept
-  A* carry_ = nullptr;        // c, or its gradient, of each row
-  SharedWork* shared_ = nullptr;
+  int64_t* first_ = nullptr;      // of each row, FirstKept
+  A* carry_ = nullptr;            // c, or its gradient, of each row
+  SharedWork* shared_ = nullptr;  // of each step, if workers share it
 };
 
 template <class T>
@@ -349,10 +353,12 @@ class GradientWork : RecurrentWork<T, true, GradientWork<T>> {
 // Runs Work<T>, made of `args`.
 template <template <class> class Work, class Args>
 bool Run(const Args& args, const Parallel& parallel, const Scratch& scratch) {
-  return WithStorage(args.inputs.shape.dtype, [&](auto storage) {
+  const RecurrentShape& s = args.inputs.shape;
+  if (s.batch == 0 || s.units == 0) return true;
+  return WithStorage(s.dtype, [&](auto storage) {
     Work<typename decltype(storage)::type> work(args);
     if (!work.Prepare(parallel, scratch)) return false;
-    switch (args.inputs.shape.cell) {
+    switch (s.cell) {
       case RecurrentCell::kRnn:
         work.template Run<RnnCell>(parallel);
         break;
