@@ -534,3 +534,13 @@ def test_in_a_loop():
     assert_all_close(gradients_of(tf.function(ours), values, dy), theirs)
     in_function = tf.function(lambda *v: gradients_of(ours, list(v), dy))
     assert_all_close(in_function(*values), theirs)
+
+
+@pytest.mark.parametrize("shape", [(0, 2**57, 4), (2**33, 3, 0)])
+def test_huge_but_empty(shape):
+    batch, _, units = shape
+    values = {"x": tf.zeros(shape), "kernel": tf.zeros([units] * 2)}
+    values["states"] = [tf.zeros([batch, units])]
+    forward = _library.ops.tf_fused_ops_recurrent(**values, bias=[], mask=[], cell="rnn")
+    assert forward.y.shape == shape
+    assert forward.last[0].shape == (batch, units)

@@ -260,8 +260,11 @@ def _recurrent_gradient(op, *gradients):
     if _gradient.wanted(op)[1]:
         kept = mask[0] if mask else None
         h = reference.states_before(y, states[0], kept, attributes["backwards"])
-        dkernel = tf.tensordot(h, dproduct, [[0, 1], [0, 1]])
-    dbias = [tf.reduce_sum(dproduct, [0, 1]) for _ in bias]
+        factors = (tf.reshape(value, [-1, tf.shape(value)[-1]]) for value in (h, dproduct))
+        dkernel = tf.matmul(*factors, transpose_a=True)
+    # Of so many that half precision would lose most of them.
+    wide = tf.float32 if dproduct.dtype.size == 2 else dproduct.dtype
+    dbias = [tf.cast(tf.reduce_sum(tf.cast(dproduct, wide), [0, 1]), x.dtype) for _ in bias]
     return [dx, dkernel, *dstates, *dbias, *(None for _ in mask)]
 
 
