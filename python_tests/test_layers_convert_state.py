@@ -204,3 +204,21 @@ def test_unknown_loss_leaves_it_uncompiled():
     with pytest.warns(UserWarning, match="call compile"):
         converted = layers.convert(model)
     assert not converted.compiled
+
+
+@keras.saving.register_keras_serializable(package="test")
+class Counts(keras.layers.Layer):
+    """Has what recurrent layers have, under the same names, but for itself."""
+
+    stateful = True
+    states = (0,)
+
+    def call(self, x):
+        return x
+
+
+def test_states_that_are_no_recurrent_layers():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, Counts()(keras.layers.Dense(3)(inputs)))
+    x = tf.ones([2, 4])
+    assert_same(layers.convert(model)(x), model(x))

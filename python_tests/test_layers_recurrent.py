@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras.src.testing import TestCase
 from layer_cases import classes, fused_counts
-from remapping import FUSED, assert_same, reasons, rule_counts, values
+from remapping import FUSED, assert_same, op_counts, reasons, rule_counts, values
 
 import tf_fused_ops as tfo
 from tf_fused_ops import layers
@@ -150,6 +150,48 @@ def test_dropout_of_inputs(name, told):
     assert told == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_dropout_of_all(name):
+    """Keras's cells with gates take a rate of 1 for none."""
+    stock, layer = pair(name, dropout=1.0, seed=5)
+    (x,) = values(SHAPE)
+    expected = tf.function(step_of(stock, training=True))(x)
+    assert_same(tf.function(step_of(layer, training=True))(x), expected, units=256)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_one_row_for_all_and_states_too_many(name):
+    stock, layer = pair(name, unroll=True)
+    (x,), states = values(SHAPE), values((1, 7), (1, 7), seed=4)
+    mask = mask_of(SHAPE)[2:3]
+
+    def of(layer):
+        return lambda x: layer(x, initial_state=states, mask=mask)
+
+    expected = of(stock)(x)
+    assert_same(of(layer)(x), expected, units=256)
+    compiled = tfo.function(of(stock))
+    assert_same(compiled(x), expected, units=256)
+    assert rule_counts(compiled) == {rule_of(name): 1}
+
+
+def test_many_half_precision_terms():
+    """What is summed over all steps is not summed in half precision."""
+    stock, layer = pair("GRU", (128, 200, 3), return_sequences=True, dtype="mixed_float16")
+    wide = keras.layers.GRU(7, return_sequences=True)
+    wide.build((128, 200, 3))
+    wide.set_weights(stock.get_weights())
+    (x,) = values((128, 200, 3))
+
+    def gradient(layer):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.cast(layer(x), "float32")) * 0.01
+        return tape.gradient(loss, layer.trainable_variables)
+
+    for found, expected in zip(gradient(layer), gradient(wide), strict=True):
+        assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
+
+
 LEFT = {
     "LSTM, activation": ("LSTM", {"activation": "elu"}, "activation elu is neither"),
     "LSTM, gates": ("LSTM", {"recurrent_activation": "hard_sigmoid"}, "hard_sigmoid is not"),
@@ -190,6 +232,42 @@ def test_what_stays_stock(case, told):
         assert rule_counts(fused_too)[rule_of(name)] == 1
 
 
+def test_other_cell(told):
+    class Cell(keras.layers.GRUCell):
+        def call(self, inputs, states, training=False):
+            y, states = super().call(inputs, states, training=training)
+            return 2 * y, states
+
+    stock, layer = keras.layers.GRU(7), layers.FusedGRU(7)
+    for made in (stock, layer):
+        made.cell = Cell(7)
+        made.build(SHAPE)
+    layer.set_weights(stock.get_weights())
+    (x,) = values(SHAPE)
+    expected = tf.function(step_of(stock))(x)
+    assert_same(step_of(layer)(x), expected, units=256)
+    assert "its cell is a Cell" in told[-1]
+    compiled = tfo.function(step_of(stock))
+    assert_same(compiled(x), expected, units=256)
+    assert "its cell is a Cell" in reasons(compiled)["gru"]
+
+
+def test_layer_that_runs_while_a_graph_is_traced():
+    stock, _ = pair("LSTM")
+    (x,) = values(SHAPE)
+    found = []
+
+    @tfo.function
+    def build(x):
+        with tf.init_scope():
+            found.append(stock(np.ones(SHAPE, "float32")))
+        return x
+
+    build(x)
+    assert_same(found, [stock(tf.ones(SHAPE))])
+    assert rule_counts(build) == {}
+
+
 def test_only_what_is_asked_for():
     stock, layer = pair("LSTM")
     (x,) = values(SHAPE)
@@ -219,16 +297,21 @@ def test_nested_function_and_loop():
 
     def three_times(call):
         def run(x):
-            for _ in tf.range(3):
-                x = call(x)
-            return x
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = x
+                for _ in tf.range(3):
+                    y = call(y)
+            return y, tape.gradient(y, [x, *(v.value for v in stock.trainable_variables)])
 
         return run
 
-    expected = three_times(stock)(x)
+    expected = tf.function(three_times(stock))(x)
     compiled = tfo.function(three_times(tf.function(stock)))
     assert_same(compiled(x), expected, units=256)
     assert rule_counts(compiled) == {"gru": 1}
+    counts = op_counts(compiled.get_concrete_function(x))
+    assert counts[f"{RECURRENT}Grad"] == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -311,3 +394,19 @@ def test_accelerated_fit():
     counts = model.train_step.remap_reports[-1].counts()
     assert (counts["lstm"], counts["gru"], counts["simple_rnn"]) == (2, 1, 1)
     assert not np.array_equal(losses[True][0], losses[True][-1])
+
+
+def test_replicas_report_a_loop_once(run_python):
+    program = """
+import keras, numpy as np, tensorflow as tf, tf_fused_ops as tfo
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    model = keras.Sequential([keras.Input((5, 3)), keras.layers.GRU(4)])
+    model.compile("sgd", "mse")
+tfo.accelerate(model)
+model.fit(np.ones((8, 5, 3)), np.ones((8, 4)), verbose=0)
+print(sum(report.counts().get("gru", 0) for report in model.train_step.remap_reports))
+"""
+    # One for each.
+    assert run_python(program) == "2\n"

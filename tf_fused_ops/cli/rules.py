@@ -78,8 +78,8 @@ def collect(pattern="*"):
                 "activation": "none",
                 "spellings": ["x"],
                 "code": [loop.code],
-                "fused_ops": list(loop.fused_ops),
-                "state": _state(loop.fused_ops),
+                "fused_ops": list(recurrent.FUSED_OPS),
+                "state": _state(recurrent.FUSED_OPS),
             }
     return sorted(table.values(), key=lambda entry: (entry["family"], entry["rule"]))
 

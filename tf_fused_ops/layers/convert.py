@@ -19,9 +19,8 @@ def convert(model):
     normalizations and recurrent layers become fused ones, too.
     Models inside the model are converted, too, and so are layers in `Bidirectional`, and layers and
     models in `TimeDistributed` if the number of time steps is known; what other layers hold stays
-    as it is. Where Keras has to
-    know the name of a layer that was taken in (`get_layer`), the fused layer's name is that of the
-    first one.
+    as it is. Where Keras has to know the name of a layer that was taken in (`get_layer`), the fused
+    layer's name is that of the first one.
 
     Args:
         model: A functional or sequential model. It is not changed.

@@ -70,11 +70,12 @@ class FusedLayer:
         found = fusable(self.activation)
         if found:
             return found, None
-        self._tell(f"activation {_name(self.activation)} follows as an op of its own")
+        self._tell(f"activation {name_of(self.activation)} follows as an op of its own")
         return fusable(None), self.activation
 
 
-def _name(activation):
+def name_of(activation):
+    """Returns what to call an activation, a function or a layer, in the log."""
     return getattr(activation, "__name__", type(activation).__name__)
 
 

@@ -179,7 +179,7 @@ def _copy_state(old, new):
                 variable.assign(given)
                 variable.trainable = given.trainable
             # Keras does not list these among the variables.
-            if getattr(source, "stateful", False):
+            if isinstance(source, keras.layers.RNN) and source.stateful:
                 for given, state in zip(_states(source), _states(target), strict=True):
                     state.assign(given)
         target._trainable = source.trainable
@@ -190,7 +190,7 @@ def _copy_state(old, new):
 
 def _states(layer):
     """Returns the states that a recurrent layer keeps from batch to batch."""
-    return tree.flatten(getattr(layer, "states", None) or [])
+    return tree.flatten(layer.states or [])
 
 
 def _own(layer):

@@ -4,24 +4,27 @@ import keras
 import tensorflow as tf
 from keras import ops, tree
 
-from tf_fused_ops.layers.fused import FusedLayer, unsuited
+from tf_fused_ops.layers.fused import FusedLayer, name_of, unsuited
 from tf_fused_ops.ops import gru, lstm, simple_rnn
+from tf_fused_ops.remapper.recurrent import FUSED_OPS
 
-_FUSED_OPS = ("TfFusedOps>Recurrent", "TfFusedOps>RecurrentGrad")
-_ACTIVATIONS = {keras.activations.tanh: "tanh", keras.activations.relu: "relu"}
-_ACTIVATIONS |= {getattr(tf.nn, name): name for name in ("tanh", "relu")}
-_SIGMOIDS = (keras.activations.sigmoid, tf.nn.sigmoid)
+_SPELLINGS = (keras.activations, keras.ops, tf.nn)
+_ACTIVATIONS = {getattr(where, name): name for where in _SPELLINGS for name in ("tanh", "relu")}
+_SIGMOIDS = [where.sigmoid for where in _SPELLINGS]
+_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell, keras.layers.SimpleRNNCell)
 
 
 def never_fuses(layer):
     """Returns why the configuration of a recurrent layer, stock or fused, rules the fused op out,
     in words, or None."""
     cell = layer.cell
+    if type(cell) not in _CELLS:
+        return f"its cell is a {type(cell).__name__}"
     if cell.activation not in _ACTIVATIONS:
-        return f"activation {_name(cell.activation)} is neither tanh nor relu"
+        return f"activation {name_of(cell.activation)} is neither tanh nor relu"
     gates = getattr(cell, "recurrent_activation", None)
     if gates is not None and gates not in _SIGMOIDS:
-        return f"recurrent_activation {_name(gates)} is not sigmoid"
+        return f"recurrent_activation {name_of(gates)} is not sigmoid"
     if not getattr(cell, "reset_after", True):
         return "reset_after is False: the product needs the reset gate"
     return None
@@ -33,14 +36,15 @@ def objection(layer, sequences, mask, training):
     Args:
         layer: The layer.
         sequences: Its input.
-        mask: The mask of time steps, or None.
+        mask: The mask of time steps, also in a list, or None.
         training: Whether dropout applies.
     """
-    reason = never_fuses(layer) or unsuited(_FUSED_OPS, sequences)
+    reason = never_fuses(layer) or unsuited(FUSED_OPS, sequences)
     if reason:
         return reason
     if sequences.shape.rank != 3:
         return f"the input has rank {sequences.shape.rank}"
+    mask = _only(mask)
     if mask is not None and mask.shape.rank != 2:
         return f"the mask has rank {mask.shape.rank}"
     if training and layer.cell.recurrent_dropout:
@@ -57,19 +61,27 @@ def run(layer, sequences, initial_state, mask, training):
         layer: The layer.
         sequences: Its input, [batch, steps, features].
         initial_state: The states before the first step.
-        mask: Tensor [batch, steps] of the steps that count, or None.
+        mask: Tensor [batch, steps] of the steps that count, also in a list, or None.
         training: Whether dropout applies.
 
     Returns:
         (the last output, all outputs, the states behind the last step).
     """
     cell, states = layer.cell, tree.flatten(initial_state)
-    if training and cell.dropout:
+    # A GRU reads but the first.
+    states = states[: 2 if type(cell) is keras.layers.LSTMCell else 1]
+    # Cells with gates have none at 1.
+    drops = cell.dropout > 0 and (cell.dropout < 1 or type(cell) is keras.layers.SimpleRNNCell)
+    if training and drops:
         sequences = sequences * ops.expand_dims(cell.get_dropout_mask(sequences[:, 0]), 1)
     dtype = cell.compute_dtype
     kernels = [ops.cast(kernel, dtype) for kernel in (cell.kernel, cell.recurrent_kernel)]
     bias = None if cell.bias is None else ops.cast(cell.bias, dtype)
-    mask = None if mask is None else ops.cast(mask, "bool")
+    batch, steps = tf.unstack(tf.shape(sequences)[:2])
+    states = [_spread(state, [batch, layer.units]) for state in states]
+    mask = _only(mask)
+    if mask is not None:
+        mask = _spread(ops.cast(mask, "bool"), [batch, steps])
     y, states = _function(cell, bias)(
         ops.cast(sequences, dtype),
         *kernels,
@@ -89,27 +101,33 @@ def run(layer, sequences, initial_state, mask, training):
     return last, ops.flip(y, axis=1) if layer.go_backwards else y, states
 
 
+def _only(mask):
+    """Returns the first of the masks that Keras has for several inputs."""
+    return tree.flatten(mask)[0] if tree.is_nested(mask) else mask
+
+
+def _spread(value, sizes):
+    """Returns a tensor for every row of the batch, also where it has but one row."""
+    return tf.broadcast_to(value, sizes) if value.shape[0] == 1 else value
+
+
 def _function(cell, bias):
     """Returns the function of a cell with its bias."""
 
     def with_bias(function, **biases):
         return lambda *args, **kwargs: function(*args, **biases, **kwargs)
 
-    if isinstance(cell, keras.layers.LSTMCell):
+    if type(cell) is keras.layers.LSTMCell:
         return with_bias(lstm, bias=bias)
-    if isinstance(cell, keras.layers.SimpleRNNCell):
+    if type(cell) is keras.layers.SimpleRNNCell:
         return with_bias(simple_rnn, bias=bias)
     if bias is None:
         return gru
     return with_bias(gru, bias=bias[0], recurrent_bias=bias[1])
 
 
-def _name(activation):
-    return getattr(activation, "__name__", type(activation).__name__)
-
-
 class _FusedRecurrent(FusedLayer):
-    fused_ops = _FUSED_OPS
+    fused_ops = FUSED_OPS
     takes_activation = False
     takes_side_input = False
 
@@ -121,7 +139,6 @@ class _FusedRecurrent(FusedLayer):
         return never_fuses(self)
 
     def inner_loop(self, sequences, initial_state, mask, training=False):
-        mask = tree.flatten(mask)[0] if tree.is_nested(mask) else mask
         reason = objection(self, sequences, mask, training)
         if reason is None:
             return run(self, sequences, initial_state, mask, training)

@@ -9,13 +9,17 @@ graph belongs to the decorator.
 import dataclasses
 import functools
 import sys
+import threading
 
+import tensorflow as tf
 from tensorflow.python.framework import ops
 
 from tf_fused_ops.remapper import log, source
 from tf_fused_ops.remapper.report import Fusion, Refusal
 
-_FUSED_OPS = ("TfFusedOps>Recurrent", "TfFusedOps>RecurrentGrad")
+# Forward, gradient.
+FUSED_OPS = ("TfFusedOps>Recurrent", "TfFusedOps>RecurrentGrad")
+_lock = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +29,10 @@ class Loop:
     Attributes:
         name: The name of the rule, by which it is switched off.
         layer: The name of Keras's layer.
-        fused_ops: The op types that are emitted: forward, gradient.
     """
 
     name: str
     layer: str
-    fused_ops: tuple[str, ...] = _FUSED_OPS
 
     @property
     def code(self):
@@ -51,15 +53,18 @@ def install(find_options):
     keras = sys.modules.get("keras")
     if keras is None or keras.backend.backend() != "tensorflow":
         return
-    for loop in LOOPS:
-        layer = getattr(keras.layers, loop.layer)
-        if not hasattr(layer.inner_loop, "_tfo_loop"):
-            layer.inner_loop = _wrapped(loop, layer, find_options)
+    with _lock:
+        for loop in LOOPS:
+            layer = getattr(keras.layers, loop.layer)
+            if not hasattr(layer.inner_loop, "_tfo_loop"):
+                layer.inner_loop = _wrapped(loop, layer, find_options)
 
 
 def take_reports(graph):
-    """Returns what was done to the loops of layers in a graph: fusions and refusals."""
+    """Returns what has been done to the loops of layers in a graph since this was asked last:
+    fusions, with the gradients that are in the same graph, and refusals."""
     fused, refused = getattr(graph, "_tfo_loops", ((), ()))
+    graph._tfo_loops = [], []
     return [_with_gradients(graph, fusion) for fusion in fused], list(refused)
 
 
@@ -69,23 +74,22 @@ def _wrapped(loop, layer, find_options):
     @functools.wraps(original)
     def inner_loop(self, sequences, initial_state, mask, training=False):
         graph = ops.get_default_graph()
-        options = find_options(graph) if type(self) is layer else None
+        # What runs while a graph is traced is no part of it.
+        ours = type(self) is layer and not tf.executing_eagerly()
+        options = find_options(graph) if ours else None
         if options is None or not options.allows(loop.name):
             return original(self, sequences, initial_state, mask, training=training)
-        from keras import tree
-
         from tf_fused_ops.layers import recurrent
 
-        steps = tree.flatten(mask)[0] if tree.is_nested(mask) else mask
         if not hasattr(graph, "_tfo_loops"):
             graph._tfo_loops = [], []
         fused, refused = graph._tfo_loops
-        reason = recurrent.objection(self, sequences, steps, training)
+        reason = recurrent.objection(self, sequences, mask, training)
         if reason:
             log.vlog(log.NEAR_MISS, f"Not fused: {loop.name} at {self.name}: {reason}")
             refused.append(Refusal(loop.name, (self.name,), reason))
             return original(self, sequences, initial_state, mask, training=training)
-        outputs = recurrent.run(self, sequences, initial_state, steps, training)
+        outputs = recurrent.run(self, sequences, initial_state, mask, training)
         op = outputs[2][0].op
         message = f"Fuse loop of {self.name} ({loop.layer}): {op.name}"
         log.vlog(log.FUSION, message)
@@ -98,9 +102,9 @@ def _wrapped(loop, layer, find_options):
 
 
 def _with_gradients(graph, fusion):
-    """Counts the gradients that a graph has of a layer's op."""
+    """Counts the gradients that a graph has of a layer's op in it."""
     (name,) = fusion.fused
-    _, gradient = _FUSED_OPS
+    _, gradient = FUSED_OPS
     y = graph.get_operation_by_name(name).outputs[0]
     backward = [op for op in y.consumers() if op.type == gradient]
     lines = [f"Fuse gradient of the loop of {fusion.nodes[0]}: {op.name}" for op in backward]
