@@ -544,3 +544,13 @@ def test_huge_but_empty(shape):
     forward = _library.ops.tf_fused_ops_recurrent(**values, bias=[], mask=[], cell="rnn")
     assert forward.y.shape == shape
     assert forward.last[0].shape == (batch, units)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_gradients_without_units(cell):
+    case = RecurrentOpCase(cell=cell, shape=(3, 4, 2, 1))
+    inputs = {k: v[..., :0] for k, v in tensors(case)[0].items() if k != "x"}
+    inputs |= {"x": tensors(case)[0]["x"], "recurrent_kernel": inputs["recurrent_kernel"][:0]}
+    dys = [np.zeros((3, 4, 0), "float32"), *[np.zeros((3, 0), "float32")] * len(states_of(case))]
+    found = run(fused, case, inputs, dys, case.mask())
+    assert not np.any(found["x_grad"]) and found["recurrent_kernel_grad"].shape == (0, 0)

@@ -260,7 +260,9 @@ def _recurrent_gradient(op, *gradients):
     if _gradient.wanted(op)[1]:
         kept = mask[0] if mask else None
         h = reference.states_before(y, states[0], kept, attributes["backwards"])
-        factors = (tf.reshape(value, [-1, tf.shape(value)[-1]]) for value in (h, dproduct))
+        # Of known sizes, as there may be no units.
+        rows = tf.reduce_prod(tf.shape(h)[:2])
+        factors = (tf.reshape(value, [rows, tf.shape(value)[2]]) for value in (h, dproduct))
         dkernel = tf.matmul(*factors, transpose_a=True)
     # Of so many that half precision would lose most of them.
     wide = tf.float32 if dproduct.dtype.size == 2 else dproduct.dtype
