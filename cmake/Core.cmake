@@ -8,7 +8,7 @@ set(TFO_ISA_OPTIONS_portable "")
 set(TFO_ISA_OPTIONS_avx2 -mavx2 -mfma -mf16c -mprfchw)
 set(TFO_ISA_OPTIONS_avx512
     -mavx512f -mavx512vl -mavx512bw -mavx512dq -mavx2 -mfma -mf16c -mprfchw -mprefer-vector-width=512)
-set(TFO_ISA_OPTIONS_avx512_bf16 ${TFO_ISA_OPTIONS_avx512} -mavx512bf16)
+set(TFO_ISA_OPTIONS_avx512_bf16 ${TFO_ISA_OPTIONS_avx512} -mavx512bf16 -mavx512vnni)
 set(TFO_ISA_OPTIONS_amx ${TFO_ISA_OPTIONS_avx512_bf16} -mamx-tile -mamx-bf16)
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")

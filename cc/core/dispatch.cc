@@ -77,7 +77,10 @@ struct Available {
       return;
     }
     tables[count++] = &avx512::kKernels;
-    if (!__builtin_cpu_supports("avx512bf16")) return;
+    if (!__builtin_cpu_supports("avx512bf16") ||
+        !__builtin_cpu_supports("avx512vnni")) {
+      return;
+    }
     tables[count++] = &avx512_bf16::kKernels;
     if (HasAmx()) tables[count++] = &amx::kKernels;
 #endif

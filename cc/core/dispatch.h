@@ -12,6 +12,7 @@
 #include "cc/core/layer_norm.h"
 #include "cc/core/max_pool.h"
 #include "cc/core/peak.h"
+#include "cc/core/quantized_matmul.h"
 #include "cc/core/recurrent.h"
 #include "cc/core/softmax.h"
 
@@ -46,6 +47,7 @@ struct Kernels {
   CopyFunction* copy;
   RecurrentForwardFunction* recurrent_forward;
   RecurrentGradientFunction* recurrent_gradient;
+  QuantizedMatMulFunction* quantized_matmul;
 };
 
 // The table of the fastest instruction set that the CPU has, unless

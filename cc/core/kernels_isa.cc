@@ -33,6 +33,7 @@ MultiplyAddFunction MultiplyAdd;
 CopyFunction Copy;
 RecurrentForwardFunction RecurrentForward;
 RecurrentGradientFunction RecurrentGradient;
+QuantizedMatMulFunction QuantizedMatMul;
 
 extern const Kernels kKernels;
 const Kernels kKernels = {TFO_STRING(TFO_ISA),
@@ -62,6 +63,7 @@ const Kernels kKernels = {TFO_STRING(TFO_ISA),
                           &MultiplyAdd,
                           &Copy,
                           &RecurrentForward,
-                          &RecurrentGradient};
+                          &RecurrentGradient,
+                          &QuantizedMatMul};
 
 }  // namespace tfo::TFO_ISA

@@ -192,6 +192,10 @@ class Rows {
   std::int64_t k_;
 };
 
+// Whether tiles have more to do with their sums than to store them.
+template <class E>
+constexpr bool kHasEpilogue = !std::is_integral_v<Accumulator<E>>;
+
 // Stores sums of a tile, the rows of a panel from `row` on; `shift` is added to
 // their place in y.
 template <class E, int kRows, int kVectors>
@@ -209,61 +213,63 @@ TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t row, int panel,
                                put(to + j * kLanes<A>, sum[i][j]);
                            }
                          };
-  if (t.y == nullptr) {
+  if (!kHasEpilogue<E> || t.y == nullptr) {
     return store(t.c + panel * t.c_panel, t.c_stride,
                  [](A* to, Vec<A> v) TFO_INLINE_LAMBDA { Store(to, v); });
   }
-  const std::int64_t column = panel * kTileColumns<A>, at = column + shift;
-  if (t.scale != nullptr) {
+  if constexpr (kHasEpilogue<E>) {
+    const std::int64_t column = panel * kTileColumns<A>, at = column + shift;
+    if (t.scale != nullptr) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      const Vec<A> scale = Load(t.scale + column + j * kLanes<A>);
+      for (int j = 0; j < kVectors; ++j) {
+        const Vec<A> scale = Load(t.scale + column + j * kLanes<A>);
 #pragma GCC unroll 16
-      for (int i = 0; i < kRows; ++i) sum[i][j] *= scale;
+        for (int i = 0; i < kRows; ++i) sum[i][j] *= scale;
+      }
     }
-  }
-  if (t.bias != nullptr) {
+    if (t.bias != nullptr) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      const Vec<A> bias = Load(t.bias + column + j * kLanes<A>);
+      for (int j = 0; j < kVectors; ++j) {
+        const Vec<A> bias = Load(t.bias + column + j * kLanes<A>);
 #pragma GCC unroll 16
-      for (int i = 0; i < kRows; ++i) sum[i][j] += bias;
+        for (int i = 0; i < kRows; ++i) sum[i][j] += bias;
+      }
     }
-  }
-  if (t.side_input != nullptr) {
-    const ElementOf<E>* side = t.side_input + row * t.y_stride + at;
+    if (t.side_input != nullptr) {
+      const ElementOf<E>* side = t.side_input + row * t.y_stride + at;
 #pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i, side += t.y_stride) {
+      for (int i = 0; i < kRows; ++i, side += t.y_stride) {
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j)
-        sum[i][j] += LoadAs(side + j * kLanes<A>);
+        for (int j = 0; j < kVectors; ++j)
+          sum[i][j] += LoadAs(side + j * kLanes<A>);
+      }
     }
-  }
-  if (t.relu) {
+    if (t.relu) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) {
+      for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j)
-        sum[i][j] = sum[i][j] <= Vec<A>{} ? Vec<A>{} : sum[i][j];
+        for (int j = 0; j < kVectors; ++j)
+          sum[i][j] = sum[i][j] <= Vec<A>{} ? Vec<A>{} : sum[i][j];
+      }
     }
-  }
-  using Out = ElementOf<E>;
-  if (t.stream) {
-    store(t.y + at, t.y_stride,
-          [](Out* to, Vec<A> v) TFO_INLINE_LAMBDA { StoreStreaming(to, v); });
-  } else {
-    store(t.y + at, t.y_stride,
-          [](Out* to, Vec<A> v) TFO_INLINE_LAMBDA { StoreAs(to, v); });
-  }
-  if (__builtin_expect(t.moments != nullptr, false)) {
-    Vec<A> stored[kRows][kVectors];
+    using Out = ElementOf<E>;
+    if (t.stream) {
+      store(t.y + at, t.y_stride,
+            [](Out* to, Vec<A> v) TFO_INLINE_LAMBDA { StoreStreaming(to, v); });
+    } else {
+      store(t.y + at, t.y_stride,
+            [](Out* to, Vec<A> v) TFO_INLINE_LAMBDA { StoreAs(to, v); });
+    }
+    if (__builtin_expect(t.moments != nullptr, false)) {
+      Vec<A> stored[kRows][kVectors];
 #pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) {
+      for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j)
-        stored[i][j] = AsStored<Out>(sum[i][j]);
+        for (int j = 0; j < kVectors; ++j)
+          stored[i][j] = AsStored<Out>(sum[i][j]);
+      }
+      AddTile(stored, t.moments + panel);
     }
-    AddTile(stored, t.moments + panel);
   }
 }
 

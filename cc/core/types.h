@@ -26,6 +26,10 @@ template <>
 struct AccumulatorOf<double> {
   using type = double;
 };
+template <>
+struct AccumulatorOf<std::int32_t> {
+  using type = std::int32_t;
+};
 template <class T>
 using Accumulator = typename AccumulatorOf<T>::type;
 

@@ -30,6 +30,7 @@ from tf_fused_ops.ops.reference.layer_norm import (
 )
 from tf_fused_ops.ops.reference.matmul import matmul_bias_act, matmul_bias_act_grad
 from tf_fused_ops.ops.reference.max_pool import max_pool_act, max_pool_act_grad
+from tf_fused_ops.ops.reference.quantized_matmul import dequantized, quantized_matmul_bias_act
 from tf_fused_ops.ops.reference.recurrent import recurrent, recurrent_grad, states_before
 from tf_fused_ops.ops.reference.softmax import softmax, softmax_grad
 from tf_fused_ops.ops.reference.sync_batch_norm import (
@@ -53,6 +54,7 @@ __all__ = [
     "batch_norm_statistics",
     "conv2d_bias_act",
     "conv2d_bias_act_grad",
+    "dequantized",
     "dropout",
     "group_norm_act",
     "group_norm_act_grad",
@@ -65,6 +67,7 @@ __all__ = [
     "max_pool_act",
     "max_pool_act_grad",
     "pack_mask",
+    "quantized_matmul_bias_act",
     "recurrent",
     "recurrent_grad",
     "softmax",
