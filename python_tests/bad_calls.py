@@ -5,6 +5,7 @@ import tensorflow as tf
 ERRORS = (ValueError, tf.errors.InvalidArgumentError)
 CONV = {"x": (2, 5, 5, 3), "filters": (3, 3, 3, 4), "bias": (4,)}
 MATMUL = {"a": (2, 5, 3), "b": (3, 4), "bias": (4,)}
+QUANTIZED_MATMUL = {"a": (2, 5, 3), "b": (3, 4), "b_scale": (4,), "bias": (4,)}
 BATCH_NORM = {"x": (2, 5, 3), **dict.fromkeys(("scale", "offset", "mean", "variance"), (3,))}
 LAYER_NORM = {"x": (2, 5, 3), "scale": (3,), "offset": (3,)}
 GROUP_NORM = {"x": (2, 5, 6), "scale": (6,), "offset": (6,)}

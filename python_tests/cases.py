@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 
 from tf_fused_ops.bench.cases import ALPHA as ALPHA
-from tf_fused_ops.bench.cases import BatchNormCase, Case, ConvCase, MatMulCase
+from tf_fused_ops.bench.cases import EPSILON, BatchNormCase, Case, ConvCase, MatMulCase
 
 CHANNELS = (1, 3, 17, 31, 33, 64, 100)
 ACTIVATIONS = (
@@ -26,6 +26,7 @@ ACTIVATIONS = (
 # Instruction sets that multiply pairs of bfloat16, and take subnormal ones for zero.
 PAIRED_ISAS = ("avx512_bf16", "amx")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
+QUANTIZED_DTYPES = DTYPES[:3]
 LAYOUTS = ("NHWC", "NCHW")
 # Where an activation or its slope jumps; finite differences must stay away from there.
 KINKS = {
@@ -115,6 +116,40 @@ class RecurrentOpCase(Case):
             else:
                 mask[row] = np.random.default_rng(seed + row).uniform(size=steps) < 0.6
         return mask
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizedOpCase(Case):
+    """A product of rows that are quantized, a [*lead, m, k], with int8 b [k, n]."""
+
+    lead: tuple = ()
+    m: int = 5
+    k: int = 4
+    n: int = 3
+    tb: bool = False
+    bias: bool = True
+    act: str = "none"
+    dtype: str = "float32"
+
+    def attributes(self):
+        """Keyword arguments for the wrapper and for the reference."""
+        return {
+            "transpose_b": self.tb,
+            "epsilon": EPSILON,
+            "activation": self.act,
+            "alpha": ALPHA,
+        }
+
+    def inputs(self, seed=0):
+        """Arrays a, int8 b, b_scale, bias or None, dy; float64 but for b."""
+        rng = np.random.default_rng(seed)
+        a = rng.normal(size=(*self.lead, self.m, self.k))
+        b = rng.integers(-128, 128, (self.n, self.k) if self.tb else (self.k, self.n), np.int8)
+        # Of whole tiles of the lowest number, too.
+        b[::7], b[:, ::5] = -128, 127
+        b_scale = rng.uniform(50, 200, self.n) * np.sqrt(max(1, self.k))
+        bias = rng.normal(size=self.n) if self.bias else None
+        return a, b, b_scale, bias, rng.normal(size=(*self.lead, self.m, self.n))
 
 
 def pairwise(factors, allowed=lambda row: True, seed=0):
@@ -248,6 +283,43 @@ def recurrent_cases():
     # Next to the kink rounding decides the slope.
     rows = pairwise(factors, lambda row: row["act"] == "tanh" or row["dtype"][-2:] != "16")
     return [RecurrentOpCase(**row) for row in rows]
+
+
+def quantized_matmul_cases():
+    """Pairwise over sizes around those of vectors, tiles and tasks; some of several blocks."""
+    factors = {
+        "k": (1, 3, 16, 63, 64, 65, 127, 128, 129, 130),
+        "n": (1, 15, 16, 17, 31, 32, 33, 34, 63, 64, 65, 0),
+        "m": (1, 13, 14, 15, 17, 27, 28, 29, 30, 64, 600, 0),
+        "dtype": QUANTIZED_DTYPES,
+        "act": ACTIVATIONS,
+        "lead": ((), (1,), (3,), (2, 2), (0,)),
+        "tb": (False, True),
+        "bias": (True, False),
+    }
+    # Few rows, of which a task takes broad stripes of the weights, block by block of the depth, and
+    # rows that are just too many for that; more panels than such a task takes; an output past the
+    # caches.
+    large = {
+        "shape": (
+            (1, 9001, 33),
+            (3, 3001, 1101),
+            (28, 3001, 331),
+            (29, 3002, 331),
+            (2, 1027, 4200),
+            (130, 515, 1030),
+            (2051, 5, 1536),
+        ),
+        "dtype": QUANTIZED_DTYPES,
+        "tb": (False, True),
+        "bias": (True, False),
+        "act": ("none", "gelu_tanh"),
+    }
+    rows = pairwise(factors)
+    for row in pairwise(large):
+        m, k, n = row.pop("shape")
+        rows.append({**row, "m": m, "k": k, "n": n})
+    return [QuantizedOpCase(**row) for row in rows]
 
 
 def away_from_kinks(make, argument, activation, distance=0.01, attempts=2000):

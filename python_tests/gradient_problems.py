@@ -1,4 +1,4 @@
-"""Small problems in float64 on which the gradients of all ops are compared."""
+"""Small problems on which the gradients of all ops are compared, in float64 where ops have it."""
 
 import dataclasses
 
@@ -14,6 +14,7 @@ from tf_fused_ops.ops import (
     gru,
     lstm,
     matmul_bias_act,
+    quantized_matmul_bias_act,
     reference,
     simple_rnn,
 )
@@ -22,6 +23,7 @@ CONV = cases.ConvCase(
     batch=1, image=(3, 4), cin=2, cout=2, kernel=(2, 2), strides=(2, 1), side=True, dtype="float64"
 )
 MATMUL = cases.MatMulCase(lead=(2,), m=2, k=3, n=2, ta=True, side=True, dtype="float64")
+QUANTIZED_MATMUL = cases.QuantizedOpCase(lead=(2,), m=2, k=3, n=2)
 BATCH_NORM = cases.BatchNormCase(sizes=(3, 2), channels=2, side=True, dtype="float64")
 ACT = cases.ActCase(shape=(3, 5), dtype="float64")
 RECURRENT_CELLS = {"rnn": simple_rnn, "gru": gru, "lstm": lstm}
@@ -40,9 +42,11 @@ ACTIVATIONS = [(act, cases.ALPHA) for act in cases.ACTIVATIONS] + [("leaky_relu"
 
 
 def problem(form, act, alpha=cases.ALPHA, seed=0):
-    """An op as a function of its float64 inputs, the same in stock ops, the inputs, and dy."""
+    """An op as a function of its inputs, the same in stock ops, the inputs, and dy."""
     if form in RECURRENT_CELLS:
         return recurrent_problem(form, act, seed)
+    if form == "quantized_matmul":
+        return quantized_matmul_problem(act, alpha, seed)
     contractions = {
         "conv": CONV, "conv_groups": GROUPED_CONV, "conv_scale": CONV, "matmul": MATMUL
     }  # fmt: skip
@@ -149,6 +153,32 @@ def recurrent_problem(cell, act, seed=0):
     return fused, stock, [tf.constant(v) for v in inputs.values()], joined(dy, *dlast)
 
 
+def quantized_matmul_problem(act, alpha=cases.ALPHA, seed=0):
+    """The same, in float32, of a product with 8-bit weights, the inputs being a and bias."""
+    case = QUANTIZED_MATMUL
+    attributes = {**case.attributes(), "activation": act, "alpha": alpha}
+
+    def inputs_of(i):
+        return [v if v.dtype == np.int8 else v.astype(np.float32) for v in case.inputs(seed + i)]
+
+    def argument(inputs):
+        return reference.quantized_matmul_bias_act(*inputs[:4], **attributes | {"activation": "none"})
+
+    a, b, b_scale, bias, dy = cases.away_from_kinks(inputs_of, argument, act)
+
+    def fused(a, bias):
+        return quantized_matmul_bias_act(a, b, b_scale, bias, **attributes)
+
+    def stock(a, bias):
+        """Has the gradient of a product of numbers that are not rounded."""
+        product = tf.matmul(a, reference.dequantized(b, b_scale, case.tb, a.dtype))
+        rounded = argument([a, b, b_scale, None])
+        z = product + tf.stop_gradient(rounded - product)
+        return reference.act(z + bias, act, alpha)
+
+    return fused, stock, [tf.constant(a), tf.constant(bias)], tf.constant(dy)
+
+
 def gradients_of(function, inputs, dy):
     with tf.GradientTape() as tape:
         tape.watch(inputs)
@@ -168,9 +198,11 @@ def second_order(function, inputs, dy, weights):
 
 def weights_for(inputs):
     rng = np.random.default_rng(1)
-    return [tf.constant(rng.normal(size=value.shape)) for value in inputs]
+    return [tf.constant(rng.normal(size=value.shape), value.dtype) for value in inputs]
 
 
 def assert_all_close(values, references, units=2000):
     for i, (value, other) in enumerate(zip(values, references, strict=True)):
-        assert_close(f"gradient {i}", value, other, "float64", units)
+        dtype = np.asarray(other).dtype.name
+        assert dtype == "float64"
+        assert_close(f"gradient {i}", value, other, dtype, units)

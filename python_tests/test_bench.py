@@ -29,6 +29,7 @@ from tf_fused_ops.bench.cases import (
     BatchNormCase,
     ConvCase,
     MatMulCase,
+    QuantizedCase,
     RecurrentCase,
 )
 from tf_fused_ops.bench.contest import Timing
@@ -104,14 +105,17 @@ def test_memory_is_the_peak_of_the_second_call(run_python):
     assert memory.over_start({"error": "no"}) is None
 
 
-@pytest.mark.parametrize("names", [["*_tiny"], ["*_short", "simple_rnn*"]])
-def test_torch_computes_the_same(names, tmp_path):
+@pytest.mark.parametrize(
+    ("names", "count"),
+    [(["*_tiny"], 6), (["*_short", "simple_rnn*"], 6), (["quantized_16*", "quantized_odd"], 2)],
+)
+def test_torch_computes_the_same(names, count, tmp_path):
     pytest.importorskip("torch")
     path = tmp_path / "times.json"
     arguments = ["--cases", *names, "--quick", "--peers", "stock,torch", "--json", str(path)]
     assert main(["bench", *arguments]) == 0
     peers = [case["peers"] for case in json.loads(path.read_text())["cases"]]
-    assert [values["torch"].get("error") for values in peers] == [None] * 6
+    assert [values["torch"].get("error") for values in peers] == [None] * count
 
 
 @pytest.mark.parametrize(
@@ -209,6 +213,19 @@ def test_tiles_are_measured_where_they_multiply(monkeypatch):
         assert (machine.measure(dtype, 1).tiles > 0) is measured
 
 
+@pytest.mark.parametrize(
+    ("isa", "times"), [("amx", 4), ("avx512_bf16", 4), ("avx512", 2), ("avx2", 2), ("portable", 2)]
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rate_of_integers_follows_from_that_of_float32(isa, times, dtype, monkeypatch):
+    rates = {"float32": 1e11, "bfloat16": 2e11}
+    monkeypatch.setattr(_core, "isa", lambda: isa)
+    monkeypatch.setattr(_core, "multiply_add_rate", lambda dtype, threads: rates[dtype])
+    monkeypatch.setattr(_core, "copy_rate", lambda threads: 1e10)
+    roofs = machine.measure(dtype, 1)
+    assert (roofs.operations, roofs.integers) == (rates[dtype], times * 1e11)
+
+
 def test_peer_that_fails_is_named_with_its_error():
     values = collected(stock="no such kernel", xla=12, ours=8)
     assert values["cases"][0]["ratio_to_stock"] is None
@@ -242,6 +259,17 @@ def test_work(case, mode, macs, elements):
     assert costs.work(case, mode) == (macs, 4 * elements)
     double = dataclasses.replace(case, dtype="float64")
     assert costs.work(double, mode).bytes == 8 * elements
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_work_of_quantized_layers(dtype, size):
+    """Weights have a byte each, and products the rate of integers, where that is known."""
+    case = QuantizedCase(m=2, k=3000, n=5000, dtype=dtype)
+    work = costs.work(case, "forward")
+    assert work == (30_000_000, size * 2 * (3000 + 5000) + 15_000_000)
+    slow, fast = (ROOFS._replace(integers=rate) for rate in (100e9, 100e12))
+    assert work.limit_seconds(slow) == 60e6 / 100e9
+    assert work.limit_seconds(fast) == work.limit_seconds(ROOFS) == work.bytes / ROOFS.bytes
 
 
 def test_limit_is_the_larger_of_both():
@@ -279,7 +307,7 @@ def test_grid_has_no_zero_before_the_rectifier_and_no_rounding():
 
 def test_every_family_of_rules_has_a_case():
     """Also the backward pass alone of those that have it, and every activation on its own."""
-    others = (ApplicationCase, RecurrentCase)
+    others = (ApplicationCase, QuantizedCase, RecurrentCase)
     cases = [case for case in table.CASES.values() if not isinstance(case, others)]
     trained = {case.family for case in cases if getattr(case, "trained", False)}
     assert trained == {rule.family for rule in rules.RULES if not rule.forward_alone}
@@ -287,7 +315,9 @@ def test_every_family_of_rules_has_a_case():
     stays = {rule.family for rule in rules.RULES if rule.backward_alone}
     assert alone == stays - {"grouped_conv2d"}, "of which the forward pass never has to stay"
     forward = [case for case in cases if MODES[0] in case.modes]
-    assert {case.family for case in forward} | trained == {rule.family for rule in rules.RULES}
+    # Quantized rows have a group of their own.
+    families = {rule.family for rule in rules.RULES if not rule.family.startswith("quantized_")}
+    assert {case.family for case in forward} | trained == families
     names = {rule.name for rule in rules.RULES if rule.family == "act"}
     assert names <= {case.rule() for case in forward}
     loops = [case for case in table.CASES.values() if isinstance(case, RecurrentCase)]
@@ -322,6 +352,41 @@ def test_programs_take_bfloat16(peer, name):
     y, *gradients = tensorflow_programs.Programs(peer).load(case, "step")[1]
     assert len(gradients) == len(grid.inputs(case)) - 1
     assert np.isfinite(y).all() and np.abs(y).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "float32") for name in table.GROUPS["quantized"]),
+        ("quantized_odd", "float16"),
+        ("quantized_odd", "bfloat16"),
+    ],
+)
+def test_quantized_layers_compute_the_same(name, dtype):
+    """As stock ops do in float32: in half precision their products can overflow."""
+    cases = [table.select([name], d)[name] for d in ("float32", dtype)]
+    assert cases[0].modes == ("forward",) and cases[0].rule() is None
+    stock, ours = (
+        tensorflow_programs.Programs(peer).load(case, "forward")[1]
+        for peer, case in zip(("stock", "ours"), cases, strict=True)
+    )
+    (expected,), (value,) = stock, ours
+    rms = np.sqrt(np.mean(np.square(expected)))
+    assert np.abs(value - expected).max() <= contest.TOLERANCE[dtype] * rms
+
+
+@pytest.mark.parametrize("act", ["none", "relu", "silu", "gelu"])
+def test_quantized_program_is_what_keras_computes(act):
+    keras = pytest.importorskip("keras")
+    case = QuantizedCase(7, 30, 20, {"gelu": "gelu_erf"}.get(act, act))
+    a, kernel = (np.random.default_rng(i).normal(size=s) for i, s in ((0, (7, 30)), (1, (30, 20))))
+    layer = keras.layers.Dense(20, activation=None if act == "none" else act)
+    layer.build(a.shape)
+    layer.set_weights([kernel, np.linspace(-1, 1, 20)])
+    layer.quantize("int8")
+    inputs = tf.constant(a, tf.float32), layer._kernel, layer.kernel_scale, layer.bias
+    value = tensorflow_programs._forward(case)(*map(tf.convert_to_tensor, inputs))
+    np.testing.assert_allclose(value, layer(a.astype(np.float32)), rtol=1e-5, atol=1e-5)
 
 
 def test_disagreement_is_found(tmp_path):
@@ -399,11 +464,11 @@ def test_rates():
 
 
 def test_list(capsys):
-    assert main(["bench", "--list", "--cases", "batch_norm", "*_short", "resnet50"]) == 0
+    assert main(["bench", "--list", "--cases", "batch_norm", "*_short", "*_odd", "resnet50"]) == 0
     printed = capsys.readouterr().out.splitlines()
     short = ["lstm_short", "gru_short"]
     names = [line.split()[0] for line in printed]
-    assert names == [*table.GROUPS["batch_norm"], *short, "resnet50"]
+    assert names == [*table.GROUPS["batch_norm"], *short, "quantized_odd", "resnet50"]
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ REGISTER_OP("TfFusedOps>QuantizedMatMulBiasAct")
     .Attr("epsilon: float = 1e-7")
     .Attr(ActivationAttr())
     .Attr("alpha: float = 0.2")
+    .Attr("straight_through: bool = true")
     .SetShapeFn(QuantizedMatMulShape)
     .Doc(R"doc(
 Computes y = activation(a_q b / (a_scale b_scale) + bias) in one pass.
@@ -62,6 +63,8 @@ b_scale: [n].
 bias: none, or one vector of length n.
 epsilon: more than zero where rows of zeros may come.
 alpha: leaky_relu's slope below zero; the other activations ignore it.
+straight_through: whether the gradient of a is that of the product with
+  b / b_scale; otherwise that of rounding is zero.
 y: [..., m, n].
 )doc");
 

@@ -9,6 +9,7 @@ from tf_fused_ops.bench.cases import (
     BatchNormCase,
     ConvCase,
     MatMulCase,
+    QuantizedCase,
     RecurrentCase,
     RuleCase,
 )
@@ -34,6 +35,19 @@ class Work(NamedTuple):
     def intensity(self):
         """Operations a byte; a multiply-accumulate is two."""
         return 2 * self.macs / self.bytes
+
+
+class IntegerWork(Work):
+    """Likewise, where the multiply-accumulates are of 8-bit integers."""
+
+    def limit_seconds(self, roofs):
+        """The least time on a machine, by memory alone where its rate of these is not known.
+
+        Args:
+            roofs: A `machine.Roofs`.
+        """
+        memory = self.bytes / roofs.bytes
+        return max(2 * self.macs / roofs.integers, memory) if roofs.integers else memory
 
 
 @functools.singledispatch
@@ -115,6 +129,13 @@ def _(case: RecurrentCase, mode):
     kept = {"lstm": 5, "gru": 4, "simple_rnn": 0}[case.cell]
     inputs = rows * case.features + weights
     return _passes(case, mode, rows * weights, inputs, y, (1 + 2 * kept) * y)
+
+
+@work.register
+def _(case: QuantizedCase, mode):
+    numbers = case.m * case.k + case.m * case.n
+    weights = case.k * case.n  # of a byte
+    return IntegerWork(case.m * weights, BYTES[case.dtype] * numbers + weights)
 
 
 @work.register

@@ -9,7 +9,7 @@ import functools
 
 import numpy as np
 
-from tf_fused_ops.bench.cases import BatchNormCase, RecurrentCase, RuleCase
+from tf_fused_ops.bench.cases import BatchNormCase, QuantizedCase, RecurrentCase, RuleCase
 
 _VALUES = 2.0**-3
 _FILTERS = 2.0**-8
@@ -31,13 +31,17 @@ def inputs(case):
 
     Args:
         case: A `ConvCase`, `MatMulCase` or `BatchNormCase`; the inputs of a `RuleCase` or
-            `RecurrentCase` are taken as they are.
+            `RecurrentCase` are taken as they are. Rows to quantize are of zeros and ones, which
+            every way to do so keeps.
 
     Returns:
         A list of float64 arrays, the output's gradient dy last.
     """
     if isinstance(case, (RuleCase, RecurrentCase)):
         return list(case.inputs())
+    if isinstance(case, QuantizedCase):
+        a, *others = case.inputs()
+        return [np.where(a > 0, 1.0, 0.0), *others]
     if isinstance(case, BatchNormCase):
         x, scale, offset, _, _, side, dy = case.inputs()
         steps = [(x, _VALUES), (scale, _VALUES), (offset, _VALUES), (side, _VALUES), (dy, _VALUES)]
@@ -53,6 +57,8 @@ def inputs(case):
 
 def dtypes(case):
     """The dtype of each of the inputs: batch norm's vectors are float32 where x has 16 bits."""
+    if isinstance(case, QuantizedCase):
+        return [case.dtype, "int8", "float32", case.dtype, case.dtype]
     count = len(inputs(case))
     if isinstance(case, BatchNormCase) and case.dtype in ("float16", "bfloat16"):
         return [case.dtype, "float32", "float32", *[case.dtype] * (count - 3)]

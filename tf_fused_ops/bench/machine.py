@@ -9,17 +9,23 @@ from tf_fused_ops import _core
 
 # float32 by AMX takes six products of bfloat16, and what goes with cutting numbers into parts.
 _WORTH_TILES = 10
+# How many products of 8-bit integers are added at once for one of float32: one instruction does it
+# for groups of four where the package has it, otherwise for pairs of 16 bits. Not measured.
+_INTEGERS = {"avx512_bf16": 4, "amx": 4}
+_INTEGER_PAIRS = 2
 
 
 class Roofs(NamedTuple):
     """Operations (a multiply-add is two) and bytes (read or written) a second, at best.
 
-    `tiles` are AMX's in bfloat16 where float32 products are sums of those, otherwise 0.
+    `tiles` are AMX's in bfloat16 where float32 products are sums of those, otherwise 0; `integers`
+    those of 8 bits, or 0 where that is not known.
     """
 
     operations: float
     bytes: float
     tiles: float = 0.0
+    integers: float = 0.0
 
     def best(self, other):
         """The higher roofs of two measurements."""
@@ -82,10 +88,14 @@ def measure(dtype, threads):
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, processors(threads))
     try:
+        operations = _core.multiply_add_rate(dtype, threads)
+        same = dtype == "float32"
+        single = operations if same else _core.multiply_add_rate("float32", threads)
         return Roofs(
-            _core.multiply_add_rate(dtype, threads),
+            operations,
             _core.copy_rate(threads),
             _core.multiply_add_rate("bfloat16", threads) if _uses_tiles(dtype) else 0.0,
+            single * _INTEGERS.get(_core.isa(), _INTEGER_PAIRS),
         )
     finally:
         os.sched_setaffinity(0, allowed)

@@ -9,6 +9,7 @@ from tf_fused_ops.bench.cases import (
     BatchNormCase,
     ConvCase,
     MatMulCase,
+    QuantizedCase,
     RecurrentCase,
     RuleCase,
 )
@@ -219,6 +220,17 @@ GROUPS = {
         "gru_short": RecurrentCase("gru", 64, 64, 32, 64),
         "lstm_512": RecurrentCase("lstm", 32, 100, 256, 512),
         "gru_512": RecurrentCase("gru", 32, 100, 256, 512),
+    },
+    # The sizes of layers of language models, for one token and for more; of BERT-base.
+    "quantized": {
+        "quantized_1_row": QuantizedCase(1, 2048, 2048),
+        "quantized_1_row_silu": QuantizedCase(1, 4096, 11008, "silu"),
+        "quantized_16_rows": QuantizedCase(16, 2048, 2048),
+        "quantized_128_rows_gelu": QuantizedCase(128, 768, 3072, "gelu_erf"),
+        "quantized_2048_rows_gelu": QuantizedCase(2048, 768, 3072, "gelu_erf"),
+        "quantized_2048_rows": QuantizedCase(2048, 3072, 768),
+        "quantized_square_relu": QuantizedCase(2048, 512, 512, "relu"),
+        "quantized_odd": QuantizedCase(37, 300, 1000),
     },
     "model": {
         "resnet50": ApplicationCase(),

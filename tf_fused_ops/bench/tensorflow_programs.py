@@ -13,6 +13,7 @@ from tf_fused_ops.bench.cases import (
     BatchNormCase,
     ConvCase,
     MatMulCase,
+    QuantizedCase,
     RecurrentCase,
     RuleCase,
 )
@@ -34,6 +35,8 @@ _KEPT = ("Conv2D", "MatMul", "BatchMatMulV2", "Einsum", "Erfc")
 _PRODUCT, _COPIED = 8192, 1 << 28
 # So small that rounding is not amplified from step to step.
 _RATE = 1e-6
+# Keras's own, which it adds to the largest magnitude of a row.
+_QUANTIZER_EPSILON = 1e-7
 _NAMESPACE = "TfFusedOps>"
 _CONVOLUTION = f"{_NAMESPACE}Conv2DBiasAct"
 # What a fused op replaces; any of them left in a graph means that it was not fused.
@@ -42,6 +45,7 @@ _REPLACED = (
     "Conv2DBackpropFilter",
     "Conv2DBackpropInput",
     "MatMul",
+    "BatchMatMulV3",
     "FusedBatchNorm",
     "FusedBatchNormV2",
     "FusedBatchNormV3",
@@ -125,7 +129,8 @@ class Programs:
             return self._load_model(case, mode)
         values = zip(grid.inputs(case), grid.dtypes(case), strict=True)
         inputs = [tf.constant(value, dtype) for value, dtype in values]
-        forward, is_rule = _forward(case), isinstance(case, RuleCase)
+        calls = self._is_ours and case.rule() is None
+        forward, is_rule = (_call if calls else _forward)(case), isinstance(case, RuleCase)
         alone, joins = (case.alone, case.joins) if is_rule else (False, False)
         if mode == "forward":
             function, arguments = self.decorate(forward), inputs[:-1]
@@ -134,7 +139,7 @@ class Programs:
             function, arguments = self.decorate(_keeping(step) if alone else step), inputs
         replaced = _LOOPS if isinstance(case, RecurrentCase) else () if alone else _REPLACED
         self._check(function.get_concrete_function(*arguments), replaced)
-        if self._is_ours:
+        if self._is_ours and not calls:
             fired = function.remap_reports[-1].counts()
             if case.rule() not in fired or len(fired) > 1 + alone + joins:
                 raise NotWhatItClaims(f"fused by {', '.join(fired)}, not {case.rule()}")
@@ -404,6 +409,29 @@ def _(case: RecurrentCase):
         return y
 
     return forward
+
+
+@_forward.register
+def _(case: QuantizedCase):
+    # What the layer of Keras consists of.
+    def forward(a, b, b_scale, bias):
+        largest = tf.reduce_max(tf.abs(a), -1, keepdims=True)
+        scale = 127 / (largest + _QUANTIZER_EPSILON)
+        rounded = tf.clip_by_value(tf.round(a * scale), -127, 127)
+        product = tf.matmul(tf.cast(rounded, tf.int8), b, output_type=tf.int32)
+        y = tf.cast(product, a.dtype) / (tf.cast(b_scale, a.dtype) * scale)
+        return _ACTIVATIONS[case.act](tf.nn.bias_add(y, bias))
+
+    return forward
+
+
+def _call(case):
+    """A function of the inputs of a case that no rule fuses, in the package's own op."""
+    from tf_fused_ops import quantized_matmul_bias_act
+
+    return functools.partial(
+        quantized_matmul_bias_act, activation=case.act, epsilon=_QUANTIZER_EPSILON
+    )
 
 
 def application(case, mode):

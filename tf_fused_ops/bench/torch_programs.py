@@ -13,6 +13,7 @@ from tf_fused_ops.bench.cases import (
     BatchNormCase,
     ConvCase,
     MatMulCase,
+    QuantizedCase,
     RecurrentCase,
 )
 from tf_fused_ops.bench.stacks import POOL
@@ -22,6 +23,7 @@ _ACTIVATIONS = {
     "relu": F.relu,
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
     "gelu_erf": F.gelu,
+    "silu": F.silu,
 }
 
 
@@ -57,11 +59,15 @@ _LAYERS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU, "simple_rnn": torch.nn.RN
 
 
 class Program(NamedTuple):
-    """A function, and the layouts of its inputs and its output."""
+    """A function, and the layouts of its inputs and its output.
+
+    `prepare` is called once, in inference: of the inputs it makes what the function takes.
+    """
 
     forward: Callable
     inputs: list
     output: Layout
+    prepare: Callable = lambda *inputs: inputs
 
 
 def use_threads(count):
@@ -100,6 +106,7 @@ class Programs:
         )
         forward = self.decorate(program.forward)
         if mode == "forward":
+            inputs = program.prepare(*inputs)
 
             @torch.inference_mode()
             def call():
@@ -213,6 +220,23 @@ def _(case: RecurrentCase):
 
     kernel, bias = (SWAPPED_TRANSPOSED, SWAPPED) if is_gru else (TRANSPOSED, AS_IS)
     return Program(forward, [AS_IS, kernel, kernel, bias], AS_IS)
+
+
+@_program.register
+def _(case: QuantizedCase):
+    def prepare(a, b, b_scale, bias):
+        # What `torch.ao.quantization.quantize_dynamic` makes of a Linear, with these weights.
+        layer = torch.ao.nn.quantized.dynamic.Linear(case.k, case.n, dtype=torch.qint8)
+        zeros = torch.zeros(case.n, dtype=torch.int64)
+        scale = 1 / b_scale.double()
+        weights = torch._make_per_channel_quantized_tensor(b, scale, zeros, axis=0)
+        layer.set_weight_bias(weights, bias)
+        return a, layer
+
+    def forward(a, layer):
+        return _ACTIVATIONS[case.act](layer(a))
+
+    return Program(forward, [AS_IS, TRANSPOSED, AS_IS, AS_IS], AS_IS, prepare)
 
 
 def _array(tensor):

@@ -72,9 +72,20 @@ def quantized_matmul_bias_act(
     )
 
 
+def stock(op, values):
+    """Returns the output of the op for values of its inputs in stock TensorFlow ops."""
+    a, b, b_scale, *bias = values
+    names = (*_ATTRIBUTES, "activation", "alpha")
+    return reference.quantized_matmul_bias_act(
+        *(a, b, b_scale, bias[0] if bias else None), **_gradient.attributes(op, *names)
+    )
+
+
 @tf.RegisterGradient("TfFusedOps>QuantizedMatMulBiasAct")
 def _quantized_matmul_bias_act_gradient(op, dy):
     a, b, b_scale, *bias = op.inputs
+    if not op.get_attr("straight_through"):
+        return _gradient.differentiate(lambda *values: [stock(op, values)], op, [dy])
     attributes = _gradient.attributes(op, *_ATTRIBUTES)
     slope = _gradient.attributes(op, "activation", "alpha")
     dz = dy

@@ -38,7 +38,7 @@ class ContractionBiasAct(Rule):
             if "bias" not in self.operands:
                 yield attrs | {"bias_op": None}
                 continue
-            product, rank = self.product(view, anchor), self.bias_rank(anchor)
+            product, rank = self.product(view, anchor), self.bias_rank(view, anchor)
             for bias_op in dict.fromkeys(_bias_ops(view, product, rank)):
                 yield attrs | {"bias_op": bias_op}
 
@@ -63,7 +63,7 @@ class ContractionBiasAct(Rule):
         """Returns the tensor to which the bias is added."""
         return anchor.outputs[0]
 
-    def bias_rank(self, anchor):
+    def bias_rank(self, view, anchor):
         """Returns the rank of the bias."""
         return 1
 

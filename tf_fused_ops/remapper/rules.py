@@ -22,6 +22,7 @@ from tf_fused_ops.remapper import (
     max_pool,
     moments,
     product,
+    quantized,
     softmax,
     spellings,
 )
@@ -51,6 +52,8 @@ _CHAINS = {
     product.BatchMatMulAct: product.BatchMatMulAct,
     product.BatchMatMulAddAct: product.BatchMatMulAct,
     product.EinsumAct: product.EinsumAct,
+    quantized.QuantizedMatMulBiasAct: quantized.QuantizedMatMulBiasAct,
+    quantized.QuantizedMatMulAct: quantized.QuantizedMatMulAct,
     batch_norm.BatchNormAct: batch_norm.BatchNormAct,
     batch_norm.BatchNormAddAct: batch_norm.BatchNormAct,
     conv_batch_norm.ConvBatchNormAct: conv_batch_norm.ConvBatchNormAct,

@@ -1,0 +1,393 @@
+"""Rules for products of rows that are quantized on the way with weights of 8 bits.
+
+That is what Keras 3 makes of its layers `Dense`, `EinsumDense` and `ReversibleEmbedding` after
+`quantize("int8")`: x is scaled by 127 / (max|x| + epsilon) of its row, rounded, and multiplied as
+integers.
+"""
+
+import dataclasses
+import itertools
+import sys
+import types
+from typing import ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from tf_fused_ops.remapper import product, shapes
+from tf_fused_ops.remapper.contraction import ContractionBiasAct
+from tf_fused_ops.remapper.custom_gradients import ATTRIBUTE as GRADIENT
+from tf_fused_ops.remapper.emission import emit, reshape
+from tf_fused_ops.remapper.rule import Fused
+
+_LARGEST = 127.0
+_MATMUL = "BatchMatMulV3"
+# Keras's layers whose gradient by the inputs is that of the product with dequantized weights.
+_LAYERS = (
+    ("keras.src.layers.core.dense", "Dense"),
+    ("keras.src.layers.core.einsum_dense", "EinsumDense"),
+)
+
+
+# What may give scales of rows the shape of the result: the type of an op, and the stock code.
+_STEPS = {
+    "Transpose": tf.transpose,
+    "ExpandDims": tf.expand_dims,
+    "Squeeze": tf.squeeze,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """What the ops around a Round tell of the chain that it belongs to.
+
+    Attributes:
+        product: The op that multiplies.
+        b: The weights.
+        z: The tensor to which a bias is added.
+        attrs: What a variant says.
+    """
+
+    product: tf.Operation
+    b: tf.Tensor
+    z: tf.Tensor
+    attrs: dict
+
+
+class QuantizedMatMulBiasAct(ContractionBiasAct):
+    """act(round(a a_scale) b / (a_scale b_scale) + bias), with 8-bit b.
+
+    Products are over one or more of the last dimensions of a and the first ones of b.
+
+    Variants, by attribute:
+        equation: That of an einsum, which stock code computes in float32; None for a product of
+            matrices.
+        shapes: To which shapes stock code brings the factors and the result of such a product, a
+            tuple or None each.
+        transposed: Whether it transposes b.
+        axes: Over which dimensions of a the largest magnitude is taken, as stock code has it.
+        steps: (type, argument) of the ops that give a's scale the shape of the result.
+        gradient: The code of the custom gradient by a that stock code has; None where it has none,
+            and so next to no gradient, as that of rounding is zero.
+        a_rank, b_rank: The ranks of the operands.
+    """
+
+    family = "quantized_matmul_bias"
+    anchor = "Round"
+    operands: ClassVar = {
+        "a": (2, 3, 4, 5, 6),
+        "b": (2, 3, 4),
+        "b_scale": (1, 2, 3, 4, 5, 6),
+        "bias": (1, 2, 3),
+    }
+    contraction = ("a", "b", "b_scale")
+    # Stock gradients of what is around stay as they are.
+    differentiable = ()
+    fused_ops = ("TfFusedOps>QuantizedMatMulBiasAct",)
+
+    def parameters(self, attrs):
+        return {"epsilon": (0, None)}
+
+    def operand_dtype(self, name, dtype, attrs):
+        return tf.int8 if name == "b" else dtype
+
+    def operand_shape(self, name, attrs):
+        rank = attrs.get(f"{name}_rank")
+        return None if rank is None else [None] * rank
+
+    def variants(self, view, anchor):
+        place = _place(view, anchor)
+        if place is not None:
+            yield from (attrs | place.attrs for attrs in super().variants(view, anchor))
+
+    def product(self, view, anchor):
+        return _place(view, anchor).z
+
+    def bias_rank(self, view, anchor):
+        place = _place(view, anchor)
+        return place.b.shape.rank - np.size(place.attrs["axes"])
+
+    def linear(self, attrs, a, b, b_scale, bias=None):
+        if attrs["gradient"] is None:
+            z = _rounded(attrs, a, b, b_scale)
+        else:
+            gradient = _of_code(attrs["gradient"])
+            z = tf.custom_gradient(lambda *x: (_rounded(attrs, *x), gradient))(a, b, b_scale)
+        return self.add_bias(attrs, z, bias)
+
+    def check(self, match):
+        a, b, scale = (match.operands[name] for name in ("a", "b", "b_scale"))
+        rank, attrs = a.shape.rank, match.attrs
+        rows = rank - self._contracted(match)
+        axes = sorted(axis % rank for axis in np.atleast_1d(attrs["axes"]).tolist())
+        if axes != list(range(rows, rank)):
+            return f"{a.name} is scaled over dimensions {axes}, not those of the product"
+        if not b.shape.is_fully_defined():
+            return f"the shape of {b.name} is not known: {b.shape}"
+        channels = self.channels(match).as_list()
+        if not self._fits(match, rows):
+            return f"reshaping around {match.node(_multiplier(attrs)).name} mixes rows and columns"
+        if _moved(attrs["steps"], rank, rows) != [*range(rows), *[None] * len(channels)]:
+            return f"the scale of {a.name} is not that of the result's rows"
+        if scale.shape != [1] * (scale.shape.rank - len(channels)) + channels:
+            return f"{scale.name} of shape {scale.shape} is no scale of {b.name}'s columns"
+        if not 0 <= attrs["epsilon"] <= float(np.finfo(np.float32).max):
+            return f"{attrs['epsilon']} is added to magnitudes of {a.name}"
+        return super().check(match)
+
+    def _fits(self, match, rows):
+        """Returns whether the product is over the right dimensions, and reshapes leave rows be."""
+        attrs, (of_a, of_b, of_y) = match.attrs, match.attrs["shapes"]
+        if attrs["equation"] is not None:
+            return product.contracted_dimensions(attrs["equation"]) == self._contracted(match)
+        a, channels = match.operands["a"].shape, self.channels(match)
+        depth, columns = self._depth(match), channels.num_elements()
+        known = a[:rows].as_list()
+        expected = [(of_a, [*known, depth]), (of_b, [depth, columns])]
+        expected.append((of_y, known + channels.as_list()))
+        one = self._contracted(match) == channels.rank == 1
+        return (one or of_b is not None) and all(
+            given is None or (len(given) == len(sizes) and all(map(_is_size, given, sizes)))
+            for given, sizes in expected
+        )
+
+    def _contracted(self, match):
+        return np.size(match.attrs["axes"])
+
+    def _depth(self, match):
+        b = match.operands["b"].shape
+        return b[-1] if match.attrs["transposed"] else b[: self._contracted(match)].num_elements()
+
+    def channels(self, match):
+        b = match.operands["b"].shape
+        return b[:-1] if match.attrs["transposed"] else b[self._contracted(match) :]
+
+    def fuse(self, match, training):
+        a, b, scale = (match.operands[name] for name in ("a", "b", "b_scale"))
+        depth, channels = self._depth(match), self.channels(match)
+        transposed = match.attrs["transposed"] or _is_transposed(b)
+        if transposed != match.attrs["transposed"]:
+            b = b.op.inputs[0]
+        flat = self._contracted(match) > 1 or channels.rank > 1
+        if flat:
+            a, b = reshape(a, [-1, depth]), reshape(b, [depth, channels.num_elements()])
+        outputs = emit(
+            self.fused_ops[0],
+            a,
+            b,
+            tf.cast(reshape(scale, [-1]), tf.float32),
+            [reshape(bias, [-1]) for bias in self._optional(match, "bias")],
+            transpose_b=transposed,
+            epsilon=match.attrs["epsilon"],
+            straight_through=match.attrs["gradient"] is not None,
+            name=match.fused_name(),
+            **self.attributes(match),
+        )
+        return Fused({"y": self._unflattened(match, outputs["y"]) if flat else outputs["y"]})
+
+    def _unflattened(self, match, y):
+        sizes = shapes.sizes(match.operands["a"])[: -self._contracted(match)]
+        channels = self.channels(match).as_list()
+        return reshape(
+            y, sizes + channels if isinstance(sizes, list) else tf.concat([sizes, channels], 0)
+        )
+
+    def label(self, match):
+        bias = "BiasAdd" if "bias" in self.operands else ""
+        parts = [f"Quantized{_multiplier(match.attrs)}", bias, self.activation.label]
+        return " + ".join(filter(None, parts))
+
+    def describe(self, match):
+        contraction = match.node(_multiplier(match.attrs)).name
+        return self.label(match), f"contraction={contraction} round={match.node('Round').name}"
+
+
+class QuantizedMatMulAct(QuantizedMatMulBiasAct):
+    """act(round(a a_scale) b / (a_scale b_scale)), with 8-bit b."""
+
+    family = "quantized_matmul"
+    operands: ClassVar = {n: QuantizedMatMulBiasAct.operands[n] for n in ("a", "b", "b_scale")}
+
+
+def _rounded(attrs, a, b, b_scale):
+    """The stock code before the bias."""
+    largest = tf.reduce_max(tf.abs(a), attrs["axes"], keepdims=True)
+    a_scale = _LARGEST / (largest + attrs["epsilon"])
+    q = tf.cast(tf.clip_by_value(tf.round(a * a_scale), -_LARGEST, _LARGEST), tf.int8)
+    if attrs["equation"] is None:
+        of_a, of_b, of_y = attrs["shapes"]
+        z = tf.matmul(
+            q if of_a is None else tf.reshape(q, of_a),
+            b if of_b is None else tf.reshape(b, of_b),
+            transpose_b=attrs["transposed"],
+            output_type=tf.int32,
+        )
+        z = z if of_y is None else tf.reshape(z, of_y)
+    else:
+        factors = [tf.cast(q, tf.float32), tf.cast(b, tf.float32)]
+        z = tf.cast(tf.raw_ops.Einsum(inputs=factors, equation=attrs["equation"]), tf.int32)
+    for op_type, argument in attrs["steps"]:
+        a_scale = _STEPS[op_type](a_scale, argument)
+    return tf.cast(z, a.dtype) / (a_scale * b_scale)
+
+
+def _multiplier(attrs):
+    """Returns the type of the op that multiplies."""
+    return _MATMUL if attrs["equation"] is None else "Einsum"
+
+
+def _place(view, anchor):
+    """Returns the _Place of a Round, or None."""
+    tensor = _follow(view, anchor.outputs[0], "Minimum", "Maximum", "Cast")
+    if tensor is None:
+        return None
+    of_a, tensor = _reshaped(view, tensor)
+    if (y := _follow(view, tensor, _MATMUL)) is not None:
+        multiplied, b, of_b = y.op, y.op.inputs[1], None
+        if b.op.type == "Reshape" and (given := view.constant(b.op.inputs[1])) is not None:
+            b, of_b = b.op.inputs[0], _plain(given)
+        of_y, y = _reshaped(view, y)
+        attrs = {"equation": None, "transposed": view.attr(multiplied, "adj_y")}
+        attrs["shapes"] = (of_a, of_b, of_y)
+    elif (y := _follow(view, tensor, "Cast", "Einsum")) is not None:
+        multiplied, b, y = y.op, y.op.inputs[1], _follow(view, y, "Cast")
+        if b.op.type != "Cast" or y is None:
+            return None
+        b = b.op.inputs[0]
+        attrs = {"equation": view.attr(multiplied, "equation"), "transposed": False}
+        attrs["shapes"] = (of_a, None, None)
+    else:
+        return None
+    z = _follow(view, y, "Cast", "RealDiv")
+    if z is None or None in (a_rank := anchor.outputs[0].shape.rank, b.shape.rank):
+        return None
+    scaled, scale = anchor.inputs[0].op, z.op.inputs[1].op
+    if scaled.type != "Mul" or scale.type != "Mul":
+        return None
+    wrapped = _follow(view, z, "IdentityN")
+    attrs |= {"a_rank": a_rank, "b_rank": b.shape.rank, "gradient": None}
+    if wrapped is not None:
+        z, attrs["gradient"] = wrapped, _gradient(view, wrapped.op)
+    for a_scale, last in itertools.product(scaled.inputs, scale.inputs):
+        steps, axes = _steps(view, a_scale, last), _reduced(view, a_scale)
+        if steps is not None and axes is not None:
+            return _Place(multiplied, b, z, attrs | {"axes": axes, "steps": steps})
+    return None
+
+
+def _follow(view, tensor, *op_types):
+    """Returns the first output of the last of live ops of some types, of which the first reads a
+    tensor and each other the one before; None if they are not there."""
+    for op_type in op_types:
+        readers = (op for op in view.users(tensor) if view.types[op] == op_type)
+        op = next(readers, None)
+        if op is None:
+            return None
+        tensor = op.outputs[0]
+    return tensor
+
+
+def _reshaped(view, tensor):
+    """Returns to which shape a tensor is brought, None if it is not, and the result."""
+    found = _follow(view, tensor, "Reshape")
+    shape = None if found is None else view.constant(found.op.inputs[1])
+    return (None, tensor) if shape is None else (_plain(shape), found)
+
+
+def _is_size(given, size):
+    """Returns whether a number given to tf.reshape is a size, or stands for one."""
+    return given in (-1, size)
+
+
+def _steps(view, first, last):
+    """Returns the steps that make one tensor of another, the first first, or None."""
+    steps = []
+    while last is not first:
+        op, last = last.op, last.op.inputs[0] if last.op.inputs else first
+        if op.type == "Squeeze":
+            argument = tuple(view.attr(op, "squeeze_dims"))
+        elif op.type in _STEPS:
+            value = view.constant(op.inputs[1])
+            argument = None if value is None else _plain(value)
+        else:
+            return None
+        if argument is None:
+            return None
+        steps.insert(0, (op.type, argument))
+    return tuple(steps)
+
+
+def _moved(steps, rank, rows):
+    """Returns where the dimensions of scales come from: that of a, or None for one of size 1."""
+    places = [*range(rows), *[None] * (rank - rows)]
+    for op_type, argument in steps:
+        if op_type == "Transpose":
+            places = [places[axis] for axis in argument]
+        elif op_type == "ExpandDims":
+            places.insert(argument % (len(places) + 1), None)
+        else:
+            squeezed = {axis % len(places) for axis in argument}
+            places = [
+                old for axis, old in enumerate(places) if axis not in squeezed or old is not None
+            ]
+    return places
+
+
+def _reduced(view, a_scale):
+    """Returns over which dimensions the magnitudes are taken that a scale is made of, or None."""
+    op = a_scale.op
+    for _ in range(4):
+        if op.type == "Max":
+            axes = view.constant(op.inputs[1])
+            return None if axes is None else _plain(axes)
+        reads = [t.op for t in op.inputs if view.types[t.op] != "Const"]
+        if len(reads) != 1:
+            return None
+        (op,) = reads
+    return None
+
+
+def _plain(array):
+    """Returns an integer or a tuple of them."""
+    return int(array) if array.ndim == 0 else tuple(array.tolist())
+
+
+def _gradient(view, wrapped):
+    """Returns the code of the custom gradient that a pattern is to have at an IdentityN."""
+    found = view.signature(wrapped).attrs.get(GRADIENT)
+    return found if found in _gradients() else _unknown.__code__
+
+
+def _gradients():
+    """Returns the codes of the gradients of Keras's layers that are those of the fused op."""
+    codes = []
+    for module, layer in _LAYERS:
+        layers = sys.modules.get(module)
+        call = getattr(getattr(layers, layer, None), "_int8_call", None)
+        codes += _nested(call.__code__) if call else ()
+    return [code for code in codes if code.co_name == "grad_fn"]
+
+
+def _nested(code):
+    for value in code.co_consts:
+        if isinstance(value, types.CodeType):
+            yield value
+            yield from _nested(value)
+
+
+def _unknown(*args):
+    """Stands for the gradient of a graph that has been loaded, whose ops have none."""
+    raise NotImplementedError
+
+
+def _of_code(code):
+    """Returns a function of some code that is there to be compared, not to be called."""
+    cells = tuple(types.CellType() for _ in code.co_freevars)
+    return types.FunctionType(code, {}, closure=cells)
+
+
+def _is_transposed(tensor):
+    op = tensor.op
+    if op.type != "Transpose" or op.inputs[1].op.type != "Const":
+        return False
+    return tf.make_ndarray(op.inputs[1].op.get_attr("value")).tolist() == [1, 0]
