@@ -4,7 +4,7 @@ import time
 
 import tensorflow as tf
 
-from tf_fused_ops.ops import _gradient, recurrent, reference
+from tf_fused_ops.ops import _gradient, quantized_matmul, recurrent, reference
 from tf_fused_ops.ops.attention import optional_inputs
 from tf_fused_ops.remapper import emission, hiding
 from tf_fused_ops.remapper.graph import GraphView
@@ -280,6 +280,10 @@ def _recurrent_grad(op):
     return recurrent.stock_gradient(op, op.inputs)
 
 
+def _quantized_matmul(op):
+    return [quantized_matmul.stock(op, op.inputs)]
+
+
 _STOCK = {
     "TfFusedOps>Act": _act,
     "TfFusedOps>ActGrad": _act_grad,
@@ -299,6 +303,7 @@ _STOCK = {
     "TfFusedOps>SparseSoftmaxCrossEntropyGrad": _cross_entropy_grad,
     "TfFusedOps>Recurrent": _recurrent,
     "TfFusedOps>RecurrentGrad": _recurrent_grad,
+    "TfFusedOps>QuantizedMatMulBiasAct": _quantized_matmul,
     "TfFusedOps>Dropout": _dropout,
     "TfFusedOps>RandomWords": _random_words,
     "TfFusedOps>Softmax": _softmax,

@@ -144,21 +144,21 @@ class EinsumBiasAct(_ReshapedBiasAct):
         return super().default_attrs() | {"equation": b"abc,cd->abd"}
 
     def variants(self, view, anchor):
-        if contracted_dimensions(anchor.get_attr("equation")) and self.has_ranks(anchor):
+        if _contracted(anchor.get_attr("equation")) and self.has_ranks(anchor):
             tensors = (anchor.inputs[0], anchor.inputs[1])
             ranks = {f"{k}_rank": t.shape.rank for k, t in zip("ab", tensors, strict=True)}
             ranks["bias_rank"] = self.bias_rank(view, anchor)
             yield from (attrs | ranks for attrs in super().variants(view, anchor))
 
     def bias_rank(self, view, anchor):
-        return anchor.inputs[1].shape.rank - contracted_dimensions(anchor.get_attr("equation"))
+        return anchor.inputs[1].shape.rank - _contracted(anchor.get_attr("equation"))
 
     def linear(self, attrs, a, b, bias=None):
         equation = attrs["equation"]
         return self.add_bias(attrs, tf.raw_ops.Einsum(inputs=[a, b], equation=equation), bias)
 
     def contracted(self, match):
-        return contracted_dimensions(match.attrs["equation"])
+        return _contracted(match.attrs["equation"])
 
     def channels(self, match):
         return match.operands["b"].shape[self.contracted(match) :]
@@ -378,7 +378,7 @@ class DenseAddAct(_AddAct, DenseBiasAddAct):
     differentiable = (*DenseAct.differentiable, "side_input")
 
 
-def contracted_dimensions(equation):
+def _contracted(equation):
     """Returns over how many dimensions an einsum "…K,KN->…N" sums; 0 for other ones."""
     operands, _, result = equation.decode().partition("->")
     a, _, b = operands.partition(",")

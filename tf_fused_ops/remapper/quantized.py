@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 import tensorflow as tf
 
-from tf_fused_ops.remapper import product, shapes
+from tf_fused_ops.remapper import shapes
 from tf_fused_ops.remapper.contraction import ContractionBiasAct
 from tf_fused_ops.remapper.custom_gradients import ATTRIBUTE as GRADIENT
 from tf_fused_ops.remapper.emission import emit, reshape
@@ -64,7 +64,8 @@ class QuantizedMatMulBiasAct(ContractionBiasAct):
             matrices.
         shapes: To which shapes stock code brings the factors and the result of such a product, a
             tuple or None each.
-        transposed: Whether it transposes b.
+        permutation: In which order stock code takes the dimensions of b, None for their own.
+        transposed: Whether its product transposes b.
         axes: Over which dimensions of a the largest magnitude is taken, as stock code has it.
         steps: (type, argument) of the ops that give a's scale the shape of the result.
         gradient: The code of the custom gradient by a that stock code has; None where it has none,
@@ -105,7 +106,7 @@ class QuantizedMatMulBiasAct(ContractionBiasAct):
 
     def bias_rank(self, view, anchor):
         place = _place(view, anchor)
-        return place.b.shape.rank - np.size(place.attrs["axes"])
+        return place.attrs["b_rank"] - np.size(place.attrs["axes"])
 
     def linear(self, attrs, a, b, b_scale, bias=None):
         if attrs["gradient"] is None:
@@ -139,7 +140,7 @@ class QuantizedMatMulBiasAct(ContractionBiasAct):
         """Returns whether the product is over the right dimensions, and reshapes leave rows be."""
         attrs, (of_a, of_b, of_y) = match.attrs, match.attrs["shapes"]
         if attrs["equation"] is not None:
-            return product.contracted_dimensions(attrs["equation"]) == self._contracted(match)
+            return _order(attrs["equation"])[0] == self._contracted(match)
         a, channels = match.operands["a"].shape, self.channels(match)
         depth, columns = self._depth(match), channels.num_elements()
         known = a[:rows].as_list()
@@ -155,19 +156,26 @@ class QuantizedMatMulBiasAct(ContractionBiasAct):
         return np.size(match.attrs["axes"])
 
     def _depth(self, match):
-        b = match.operands["b"].shape
+        b = self._weights(match)
         return b[-1] if match.attrs["transposed"] else b[: self._contracted(match)].num_elements()
 
     def channels(self, match):
-        b = match.operands["b"].shape
+        b = self._weights(match)
         return b[:-1] if match.attrs["transposed"] else b[self._contracted(match) :]
+
+    def _weights(self, match):
+        """Returns the shape of b as the product takes it."""
+        shape, order = match.operands["b"].shape, match.attrs["permutation"]
+        return shape if order is None else tf.TensorShape([shape[axis] for axis in order])
 
     def fuse(self, match, training):
         a, b, scale = (match.operands[name] for name in ("a", "b", "b_scale"))
         depth, channels = self._depth(match), self.channels(match)
-        transposed = match.attrs["transposed"] or _is_transposed(b)
-        if transposed != match.attrs["transposed"]:
-            b = b.op.inputs[0]
+        order, transposed = match.attrs["permutation"], match.attrs["transposed"]
+        if order == (1, 0):
+            transposed = not transposed
+        elif order is not None:
+            b = tf.transpose(b, order)
         flat = self._contracted(match) > 1 or channels.rank > 1
         if flat:
             a, b = reshape(a, [-1, depth]), reshape(b, [depth, channels.num_elements()])
@@ -188,9 +196,8 @@ class QuantizedMatMulBiasAct(ContractionBiasAct):
     def _unflattened(self, match, y):
         sizes = shapes.sizes(match.operands["a"])[: -self._contracted(match)]
         channels = self.channels(match).as_list()
-        return reshape(
-            y, sizes + channels if isinstance(sizes, list) else tf.concat([sizes, channels], 0)
-        )
+        known = isinstance(sizes, list)
+        return reshape(y, sizes + channels if known else tf.concat([sizes, channels], 0))
 
     def label(self, match):
         bias = "BiasAdd" if "bias" in self.operands else ""
@@ -216,6 +223,7 @@ def _rounded(attrs, a, b, b_scale):
     q = tf.cast(tf.clip_by_value(tf.round(a * a_scale), -_LARGEST, _LARGEST), tf.int8)
     if attrs["equation"] is None:
         of_a, of_b, of_y = attrs["shapes"]
+        b = b if attrs["permutation"] is None else tf.transpose(b, attrs["permutation"])
         z = tf.matmul(
             q if of_a is None else tf.reshape(q, of_a),
             b if of_b is None else tf.reshape(b, of_b),
@@ -243,18 +251,20 @@ def _place(view, anchor):
         return None
     of_a, tensor = _reshaped(view, tensor)
     if (y := _follow(view, tensor, _MATMUL)) is not None:
-        multiplied, b, of_b = y.op, y.op.inputs[1], None
-        if b.op.type == "Reshape" and (given := view.constant(b.op.inputs[1])) is not None:
-            b, of_b = b.op.inputs[0], _plain(given)
+        multiplied, b = y.op, y.op.inputs[1]
+        b, of_b = _above(view, b, "Reshape")
+        b, order = _above(view, b, "Transpose")
         of_y, y = _reshaped(view, y)
         attrs = {"equation": None, "transposed": view.attr(multiplied, "adj_y")}
-        attrs["shapes"] = (of_a, of_b, of_y)
+        attrs |= {"shapes": (of_a, of_b, of_y), "permutation": order}
     elif (y := _follow(view, tensor, "Cast", "Einsum")) is not None:
         multiplied, b, y = y.op, y.op.inputs[1], _follow(view, y, "Cast")
         if b.op.type != "Cast" or y is None:
             return None
-        b = b.op.inputs[0]
-        attrs = {"equation": view.attr(multiplied, "equation"), "transposed": False}
+        b, equation = b.op.inputs[0], view.attr(multiplied, "equation")
+        if (order := _order(equation)) is None:
+            return None
+        attrs = {"equation": equation, "transposed": False, "permutation": order[1]}
         attrs["shapes"] = (of_a, None, None)
     else:
         return None
@@ -292,6 +302,34 @@ def _reshaped(view, tensor):
     found = _follow(view, tensor, "Reshape")
     shape = None if found is None else view.constant(found.op.inputs[1])
     return (None, tensor) if shape is None else (_plain(shape), found)
+
+
+def _above(view, tensor, op_type):
+    """Returns the input of an op of a type that makes a tensor, and its constant argument; the
+    tensor and None where there is none."""
+    argument = view.constant(tensor.op.inputs[1]) if tensor.op.type == op_type else None
+    return (tensor, None) if argument is None else (tensor.op.inputs[0], _plain(argument))
+
+
+def _order(equation):
+    """Returns over how many dimensions an einsum sums, the last ones of the first operand, and in
+    which order the product of matrices takes those of the second, None for their own.
+
+    None for other einsums.
+    """
+    operands, _, result = equation.decode().partition("->")
+    a, _, b = operands.partition(",")
+    rows, columns = (
+        "".join(letter for letter in result if letter not in other) for other in (b, a)
+    )
+    depth = a[len(rows) :]
+    simple = all(len(set(letters)) == len(letters) for letters in (a, b, result))
+    if not (simple and depth and columns and (a + b + result).isalpha()):
+        return None
+    if a != rows + depth or result != rows + columns or sorted(b) != sorted(depth + columns):
+        return None
+    order = tuple(map(b.index, depth + columns))
+    return len(depth), None if order == tuple(range(len(b))) else order
 
 
 def _is_size(given, size):
@@ -384,10 +422,3 @@ def _of_code(code):
     """Returns a function of some code that is there to be compared, not to be called."""
     cells = tuple(types.CellType() for _ in code.co_freevars)
     return types.FunctionType(code, {}, closure=cells)
-
-
-def _is_transposed(tensor):
-    op = tensor.op
-    if op.type != "Transpose" or op.inputs[1].op.type != "Const":
-        return False
-    return tf.make_ndarray(op.inputs[1].op.get_attr("value")).tolist() == [1, 0]
