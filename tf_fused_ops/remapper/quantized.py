@@ -7,14 +7,12 @@ integers.
 
 import dataclasses
 import itertools
-import sys
-import types
 from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
 
-from tf_fused_ops.remapper import shapes
+from tf_fused_ops.remapper import shapes, straight_through
 from tf_fused_ops.remapper.contraction import ContractionBiasAct
 from tf_fused_ops.remapper.custom_gradients import ATTRIBUTE as GRADIENT
 from tf_fused_ops.remapper.emission import emit, reshape
@@ -22,13 +20,6 @@ from tf_fused_ops.remapper.rule import Fused
 
 _LARGEST = 127.0
 _MATMUL = "BatchMatMulV3"
-# Keras's layers whose gradient by the inputs is that of the product with dequantized weights.
-_LAYERS = (
-    ("keras.src.layers.core.dense", "Dense"),
-    ("keras.src.layers.core.einsum_dense", "EinsumDense"),
-)
-
-
 # What may give scales of rows the shape of the result: the type of an op, and the stock code.
 _STEPS = {
     "Transpose": tf.transpose,
@@ -112,7 +103,7 @@ class QuantizedMatMulBiasAct(ContractionBiasAct):
         if attrs["gradient"] is None:
             z = _rounded(attrs, a, b, b_scale)
         else:
-            gradient = _of_code(attrs["gradient"])
+            gradient = straight_through.function(attrs["gradient"])
             z = tf.custom_gradient(lambda *x: (_rounded(attrs, *x), gradient))(a, b, b_scale)
         return self.add_bias(attrs, z, bias)
 
@@ -276,12 +267,14 @@ def _place(view, anchor):
         return None
     wrapped = _follow(view, z, "IdentityN")
     attrs |= {"a_rank": a_rank, "b_rank": b.shape.rank, "gradient": None}
-    if wrapped is not None:
-        z, attrs["gradient"] = wrapped, _gradient(view, wrapped.op)
     for a_scale, last in itertools.product(scaled.inputs, scale.inputs):
         steps, axes = _steps(view, a_scale, last), _reduced(view, a_scale)
         if steps is not None and axes is not None:
-            return _Place(multiplied, b, z, attrs | {"axes": axes, "steps": steps})
+            attrs |= {"axes": axes, "steps": steps}
+            if wrapped is not None:
+                form = np.size(axes), attrs["permutation"]
+                attrs["gradient"] = _gradient(view, wrapped.op, *form)
+            return _Place(multiplied, b, z if wrapped is None else wrapped, attrs)
     return None
 
 
@@ -390,35 +383,8 @@ def _plain(array):
     return int(array) if array.ndim == 0 else tuple(array.tolist())
 
 
-def _gradient(view, wrapped):
+def _gradient(view, wrapped, contracted, order):
     """Returns the code of the custom gradient that a pattern is to have at an IdentityN."""
     found = view.signature(wrapped).attrs.get(GRADIENT)
-    return found if found in _gradients() else _unknown.__code__
-
-
-def _gradients():
-    """Returns the codes of the gradients of Keras's layers that are those of the fused op."""
-    codes = []
-    for module, layer in _LAYERS:
-        layers = sys.modules.get(module)
-        call = getattr(getattr(layers, layer, None), "_int8_call", None)
-        codes += _nested(call.__code__) if call else ()
-    return [code for code in codes if code.co_name == "grad_fn"]
-
-
-def _nested(code):
-    for value in code.co_consts:
-        if isinstance(value, types.CodeType):
-            yield value
-            yield from _nested(value)
-
-
-def _unknown(*args):
-    """Stands for the gradient of a graph that has been loaded, whose ops have none."""
-    raise NotImplementedError
-
-
-def _of_code(code):
-    """Returns a function of some code that is there to be compared, not to be called."""
-    cells = tuple(types.CellType() for _ in code.co_freevars)
-    return types.FunctionType(code, {}, closure=cells)
+    known = found in straight_through.of_keras()
+    return found if known else straight_through.saved(contracted, order)
