@@ -112,6 +112,18 @@ def test_contractions_are_made_of_the_instructions_of_their_set(isa, instruction
         assert instruction in listed.stdout, path
 
 
+@pytest.mark.skipif(not shutil.which("objdump"), reason="needs objdump")
+def test_integers_are_multiplied_by_the_instructions_for_them():
+    objects = _isa_objects()
+    for isa in ("avx512_vnni", "avx512_bf16", "amx"):
+        if isa not in objects:
+            pytest.skip(f"the compiler does not know {isa}, or the processor is another")
+        (path,) = (path for path in objects[isa] if path.name == "quantized_matmul_isa.cc.o")
+        command = ["objdump", "-d", "--no-show-raw-insn", path]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert "vpdpbusd" in listed.stdout, path
+
+
 def test_version_is_read_alike_everywhere():
     import tf_fused_ops
     from tf_fused_ops import _library

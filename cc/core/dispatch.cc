@@ -26,6 +26,9 @@ extern const Kernels kKernels;
 namespace avx512 {
 extern const Kernels kKernels;
 }
+namespace avx512_vnni {
+QuantizedMatMulFunction QuantizedMatMul;
+}
 namespace avx512_bf16 {
 extern const Kernels kKernels;
 }
@@ -159,6 +162,15 @@ const Kernels& ForwardKernels(DType dtype, const ConvShape& shape) {
   const ConvShape s = JoinLinesOfWindows(shape);
   const std::int64_t products = s.kernel_h * s.kernel_w * s.out_c;
   return UnlessFew(dtype, products < kLeastForward * s.stride_h * s.stride_w);
+}
+
+QuantizedMatMulFunction* QuantizedMatMulKernel() {
+  const Kernels& active = ActiveKernels();
+#if defined(__x86_64__)
+  if (&active == &avx512::kKernels && __builtin_cpu_supports("avx512vnni"))
+    return &avx512_vnni::QuantizedMatMul;
+#endif
+  return active.quantized_matmul;
 }
 
 namespace {

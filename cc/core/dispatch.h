@@ -62,6 +62,10 @@ const Kernels& ForwardKernels(DType dtype, const ConvShape& shape);
 bool ComputeConvGradient(const ConvGradientArgs& args, const Parallel& parallel,
                          const Scratch& scratch);
 
+// The product of quantized rows, by the processor's instructions for integers
+// of 8 bits also where the table is older than these.
+QuantizedMatMulFunction* QuantizedMatMulKernel();
+
 // Selects "portable", "avx2", "avx512", "avx512_bf16" or "amx" for the calls
 // that follow. False, and nothing changes, if the name is unknown or the CPU
 // lacks it.

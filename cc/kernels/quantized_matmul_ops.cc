@@ -70,8 +70,8 @@ class QuantizedMatMulOp : public tensorflow::OpKernel {
                                   nullptr};
     TF_RETURN_IF_ERROR(Output(ctx, {}, 0, shape, &args.y));
     ScratchOwner scratch(ctx);
-    return tfo::ActiveKernels().quantized_matmul(args, ParallelOf(ctx),
-                                                 scratch.scratch())
+    return tfo::QuantizedMatMulKernel()(args, ParallelOf(ctx),
+                                        scratch.scratch())
                ? absl::OkStatus()
                : OutOfScratch();
   }
