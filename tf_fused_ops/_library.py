@@ -226,7 +226,7 @@ def set_isa(name):
     """Chooses the instruction set for all following op executions.
 
     Args:
-        name: "portable", "avx2", "avx512", "avx512_bf16" or "amx".
+        name: "portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16" or "amx".
 
     Raises:
         ValueError: The name is unknown, or this processor lacks the instruction set.

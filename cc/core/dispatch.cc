@@ -39,7 +39,7 @@ extern const Kernels kKernels;
 
 namespace {
 
-constexpr int kMaxIsas = 5;
+constexpr int kMaxIsas = 6;
 
 #if defined(__x86_64__)
 // Whether the processor multiplies tiles of bfloat16, and the system lets this
@@ -63,6 +63,13 @@ bool HasAmx() {
 struct Available {
   const Kernels* tables[kMaxIsas];
   int count = 0;
+  // AVX-512's, but for what multiplies integers of 8 bits.
+  Kernels vnni;
+  bool has_vnni = false;
+  // Intel's processors run the multiplication of pairs of bfloat16 at a fourth
+  // of the rate of multiply-adds, and widened numbers beat it (measured on an
+  // Emerald Rapids: 108 beside 216 GFLOP/s a core).
+  bool slow_pairs = false;
 
   Available() {
     tables[count++] = &portable::kKernels;
@@ -80,33 +87,26 @@ struct Available {
       return;
     }
     tables[count++] = &avx512::kKernels;
-    if (!__builtin_cpu_supports("avx512bf16") ||
-        !__builtin_cpu_supports("avx512vnni")) {
-      return;
-    }
-    tables[count++] = &avx512_bf16::kKernels;
-    if (HasAmx()) tables[count++] = &amx::kKernels;
+    vnni = avx512::kKernels;
+    vnni.isa = "avx512_vnni";
+    vnni.quantized_matmul = &avx512_vnni::QuantizedMatMul;
+    has_vnni = __builtin_cpu_supports("avx512vnni");
+    const bool pairs = has_vnni && __builtin_cpu_supports("avx512bf16");
+    const bool tiles = pairs && HasAmx();
+    slow_pairs = pairs && !tiles && __builtin_cpu_is("intel");
+    if (has_vnni && (!pairs || slow_pairs)) tables[count++] = &vnni;
+    if (pairs) tables[count++] = &avx512_bf16::kKernels;
+    if (tiles) tables[count++] = &amx::kKernels;
 #endif
   }
 
-  // Intel's processors run the multiplication of pairs of bfloat16 at a fourth
-  // of the rate of multiply-adds, and widened numbers beat it (measured on an
-  // Emerald Rapids: 108 beside 216 GFLOP/s a core).
-  const Kernels* Best() const {
-#if defined(__x86_64__)
-    if (tables[count - 1] == &avx512_bf16::kKernels &&
-        __builtin_cpu_is("intel")) {
-      return &avx512::kKernels;
-    }
-#endif
-    return tables[count - 1];
-  }
+  const Kernels* Best() const { return slow_pairs ? &vnni : tables[count - 1]; }
 
   const Kernels* Find(const char* name) const {
     for (int i = 0; i < count; ++i) {
       if (std::strcmp(tables[i]->isa, name) == 0) return tables[i];
     }
-    return nullptr;
+    return has_vnni && std::strcmp(vnni.isa, name) == 0 ? &vnni : nullptr;
   }
 };
 
@@ -162,15 +162,6 @@ const Kernels& ForwardKernels(DType dtype, const ConvShape& shape) {
   const ConvShape s = JoinLinesOfWindows(shape);
   const std::int64_t products = s.kernel_h * s.kernel_w * s.out_c;
   return UnlessFew(dtype, products < kLeastForward * s.stride_h * s.stride_w);
-}
-
-QuantizedMatMulFunction* QuantizedMatMulKernel() {
-  const Kernels& active = ActiveKernels();
-#if defined(__x86_64__)
-  if (&active == &avx512::kKernels && __builtin_cpu_supports("avx512vnni"))
-    return &avx512_vnni::QuantizedMatMul;
-#endif
-  return active.quantized_matmul;
 }
 
 namespace {

@@ -62,17 +62,13 @@ const Kernels& ForwardKernels(DType dtype, const ConvShape& shape);
 bool ComputeConvGradient(const ConvGradientArgs& args, const Parallel& parallel,
                          const Scratch& scratch);
 
-// The product of quantized rows, by the processor's instructions for integers
-// of 8 bits also where the table is older than these.
-QuantizedMatMulFunction* QuantizedMatMulKernel();
-
-// Selects "portable", "avx2", "avx512", "avx512_bf16" or "amx" for the calls
-// that follow. False, and nothing changes, if the name is unknown or the CPU
-// lacks it.
+// Selects "portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16" or "amx"
+// for the calls that follow. False, and nothing changes, if the name is unknown
+// or the CPU lacks it.
 bool SetIsa(const char* name);
 
 // The i-th instruction set that this CPU can run, from the portable one up;
-// null past the end.
+// null past the end. "avx512_vnni" only where none that it is part of is best.
 const char* AvailableIsa(int i);
 
 }  // namespace tfo

@@ -1,10 +1,9 @@
 // Dense layers of 8-bit weights: y = act(q_a q_b / (s_a s_b) + bias), where q_a
 // = round(a * s_a) are the rows of a as integers from -127 to 127, s_a = 127 /
 // (largest magnitude of the row + epsilon), and q_b and s_b, a column's, are
-// given. Sums of products are exact while the depth is no more than 2^17 (as
-// int32 they wrap around beyond 2^31), so that results do not depend on the
-// instruction set or the number of threads but for the rounding of what
-// follows.
+// given. Sums of products are exact, so that results do not
+// depend on the instruction set or the number of threads but for the rounding
+// of what follows.
 #ifndef TFO_CC_CORE_QUANTIZED_MATMUL_H_
 #define TFO_CC_CORE_QUANTIZED_MATMUL_H_
 
@@ -16,6 +15,9 @@
 #include "cc/core/types.h"
 
 namespace tfo {
+
+// As deep as sums have room for.
+constexpr std::int64_t kMostQuantizedDepth = 1 << 17;
 
 struct QuantizedMatMulArgs {
   DType dtype;  // any but kDouble

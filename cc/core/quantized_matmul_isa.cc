@@ -49,20 +49,20 @@ void QuantizeRow(const T* x, int64_t depth, float epsilon,
   const Vec<float> scale = Splat(127.f / range);
   auto* const to =
       reinterpret_cast<GroupElement*>(rows.groups + row * rows.pitch);
-  Vec<Int> sums{};
+  UintVec sums{};
   // Beyond the last element there is room, and zeros are stored.
   ForColumns<float>(depth, [&](int64_t j, auto partial, int n) {
     Vec<float> scaled = LoadColumns<decltype(partial)::value>(x + j, n) * scale;
     KeepLoaded(scaled);  // is rounded before the addition
     const Vec<Int> q = BitCast<Vec<Int>>(scaled + kRound) - kRoundBits;
-    sums += q;
+    sums += (UintVec)q;
     StoreElements(to + j, q);
   });
-  Int sum = 0;
+  std::uint32_t sum = 0;
   for (int l = 0; l < kLanes<float>; ++l) sum += sums[l];
-  rows.inverse[row] = range / 127.f;
-  rows.correction[row] =
-      static_cast<Int>(static_cast<std::uint32_t>(sum) * kGroupOffset);
+  // Not a number where there is none in the row, or an infinite one.
+  rows.inverse[row] = range / 127.f + (range - range);
+  rows.correction[row] = static_cast<Int>(sum * kGroupOffset);
 }
 
 // How the product is cut into tasks, each of some rows and panels. Memory is
@@ -139,13 +139,13 @@ class QuantizedProduct {
       const Segment block{k, Min(plan_.block, plan_.depth - k)};
       Pack(first, columns, block, packed);
       for (int64_t part = 0; part < parts.count(); ++part) {
-        const Rows rows{begin + parts.Begin(part),
-                        static_cast<int>(parts.Size(part))};
+        const RowRange rows{begin + parts.Begin(part),
+                            static_cast<int>(parts.Size(part))};
         for (int64_t j = 0; j < columns;) {
           const int64_t kept =
               plan_.block < plan_.depth ? part * plan_.panels * kWidth + j : 0;
-          j += Multiply(rows, first + j, columns - j, block,
-                        packed + j * block.length, sums + kept * kRows);
+          j += MultiplyTiles(rows, first + j, columns - j, block,
+                             packed + j * block.length, sums + kept * kRows);
         }
       }
       k += plan_.block;
@@ -154,7 +154,7 @@ class QuantizedProduct {
   }
 
  private:
-  struct Rows {
+  struct RowRange {
     int64_t first;
     int count;
   };
@@ -171,9 +171,9 @@ class QuantizedProduct {
   }
 
   // Some rows with as many panels as a call takes; returns their columns.
-  int64_t Multiply(const Rows& rows, int64_t column, int64_t columns,
-                   const Segment& block, const IntegerGroup* panels,
-                   Int* sums) const {
+  int64_t MultiplyTiles(const RowRange& rows, int64_t column, int64_t columns,
+                        const Segment& block, const IntegerGroup* panels,
+                        Int* sums) const {
     int64_t row_offset[kRows];
     for (int i = 0; i < kRows; ++i) row_offset[i] = i * a_.pitch;
     PrefetchList prefetch;
@@ -206,15 +206,16 @@ class QuantizedProduct {
   }
 
   // The numbers that a tile of sums stands for.
-  void Scale(const Rows& rows, int64_t column, int columns, const Int* sums,
+  void Scale(const RowRange& rows, int64_t column, int columns, const Int* sums,
              float* to) const {
     for (int j = 0; j < columns; j += kLanes<float>) {
       const Vec<float> b = Load(b_inverse_ + column + j);
       for (int i = 0; i < rows.count; ++i) {
         const int at = i * kWidth + j;
         const Vec<Int> sum = Load(sums + at) - a_.correction[rows.first + i];
+        // The scales first, as a sum times one of them may be too large.
         Store(to + at, __builtin_convertvector(sum, Vec<float>) *
-                           a_.inverse[rows.first + i] * b);
+                           (a_.inverse[rows.first + i] * b));
       }
     }
   }
@@ -227,11 +228,12 @@ class QuantizedProduct {
 };
 
 template <class T>
-bool Multiply(const QuantizedMatMulArgs& args, const Parallel& parallel,
-              const Scratch& scratch) {
+bool QuantizeAndMultiply(const QuantizedMatMulArgs& args,
+                         const Parallel& parallel, const Scratch& scratch) {
   const QuantizedPlan plan(args, parallel.num_workers);
   QuantizedRows a;
-  a.pitch = CeilDiv(plan.depth, 16) * 16;
+  // In whole vectors of elements.
+  a.pitch = CeilDiv(args.depth, kLanes<float>) * kLanes<float> / kGroupSize;
   a.groups = scratch.Allocate<IntegerGroup>(args.rows * a.pitch);
   a.inverse = scratch.Allocate<float>(args.rows);
   a.correction = scratch.Allocate<Int>(args.rows);
@@ -274,11 +276,11 @@ bool QuantizedMatMul(const QuantizedMatMulArgs& args, const Parallel& parallel,
   if (args.rows == 0 || args.columns == 0) return true;
   switch (args.dtype) {
     case DType::kHalf:
-      return Multiply<Half>(args, parallel, scratch);
+      return QuantizeAndMultiply<Half>(args, parallel, scratch);
     case DType::kBFloat16:
-      return Multiply<BFloat16>(args, parallel, scratch);
+      return QuantizeAndMultiply<BFloat16>(args, parallel, scratch);
     default:
-      return Multiply<float>(args, parallel, scratch);
+      return QuantizeAndMultiply<float>(args, parallel, scratch);
   }
 }
 

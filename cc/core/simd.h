@@ -76,6 +76,8 @@ template <class V>
 TFO_INLINE void KeepLoaded(V& v) {
 #if defined(__x86_64__)
   __asm__("" : "+v"(v));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(v));
 #endif
 }
 

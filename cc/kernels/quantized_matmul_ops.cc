@@ -1,7 +1,7 @@
 // The kernel of QuantizedMatMulBiasAct on the CPU.
 #include "cc/core/dispatch.h"
 #include "cc/kernels/kernel_util.h"
-#include "cc/ops/shape_util.h"
+#include "cc/ops/quantized_matmul_attrs.h"
 
 namespace tf_fused_ops {
 namespace {
@@ -15,11 +15,7 @@ template <class T>
 class QuantizedMatMulOp : public tensorflow::OpKernel {
  public:
   explicit QuantizedMatMulOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    int num_bias;
-    OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_bias", &num_bias));
-    OP_REQUIRES_OK(ctx, ReadActivationAttrs(ctx, &activation_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("epsilon", &epsilon_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_b", &transpose_b_));
+    OP_REQUIRES_OK(ctx, ReadQuantizedMatMulAttrs(ctx, &attrs_));
   }
 
   void Compute(OpKernelContext* ctx) override { OP_REQUIRES_OK(ctx, Run(ctx)); }
@@ -39,10 +35,15 @@ class QuantizedMatMulOp : public tensorflow::OpKernel {
     }
     const int last = a.dims() - 1;
     const std::int64_t depth = a.dim_size(last);
-    const std::int64_t columns = b.dim_size(transpose_b_ ? 0 : 1);
-    if (b.dim_size(transpose_b_ ? 1 : 0) != depth) {
+    const std::int64_t columns = b.dim_size(attrs_.transpose_b ? 0 : 1);
+    if (b.dim_size(attrs_.transpose_b ? 1 : 0) != depth) {
       return Invalid("b must have the inner dimension of a, ", depth,
                      ", got shape ", b.shape().DebugString());
+    }
+    if (depth > tfo::kMostQuantizedDepth) {
+      return Invalid("a must have an inner dimension of at most ",
+                     tfo::kMostQuantizedDepth, ", got shape ",
+                     a.shape().DebugString());
     }
     const TensorShape vector({columns});
     TF_RETURN_IF_ERROR(
@@ -59,10 +60,10 @@ class QuantizedMatMulOp : public tensorflow::OpKernel {
                                   rows,
                                   depth,
                                   columns,
-                                  transpose_b_,
-                                  activation_.activation,
-                                  activation_.alpha,
-                                  epsilon_,
+                                  attrs_.transpose_b,
+                                  attrs_.activation.activation,
+                                  attrs_.activation.alpha,
+                                  attrs_.epsilon,
                                   a.data(),
                                   static_cast<const std::int8_t*>(b.data()),
                                   static_cast<const float*>(b_scale.data()),
@@ -70,15 +71,13 @@ class QuantizedMatMulOp : public tensorflow::OpKernel {
                                   nullptr};
     TF_RETURN_IF_ERROR(Output(ctx, {}, 0, shape, &args.y));
     ScratchOwner scratch(ctx);
-    return tfo::QuantizedMatMulKernel()(args, ParallelOf(ctx),
-                                        scratch.scratch())
+    return tfo::ActiveKernels().quantized_matmul(args, ParallelOf(ctx),
+                                                 scratch.scratch())
                ? absl::OkStatus()
                : OutOfScratch();
   }
 
-  ActivationAttrs activation_;
-  float epsilon_;
-  bool transpose_b_;
+  QuantizedMatMulAttrs attrs_;
 };
 
 #define TFO_REGISTER_QUANTIZED_MATMUL(T)                            \

@@ -1,23 +1,19 @@
 // Matrix product with weights of 8 bits + bias + activation.
-#include "cc/ops/shape_util.h"
+#include "cc/ops/quantized_matmul_attrs.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace tf_fused_ops {
 namespace {
 
 absl::Status QuantizedMatMulShape(InferenceContext* c) {
-  ActivationAttrs activation;
-  TF_RETURN_IF_ERROR(ReadActivationAttrs(c, &activation));
-  int num_bias;
-  TF_RETURN_IF_ERROR(ReadOptionalCount(c, "num_bias", &num_bias));
-  bool transpose_b;
-  TF_RETURN_IF_ERROR(c->GetAttr("transpose_b", &transpose_b));
+  QuantizedMatMulAttrs attrs;
+  TF_RETURN_IF_ERROR(ReadQuantizedMatMulAttrs(c, &attrs));
   ShapeHandle a, b;
   TF_RETURN_IF_ERROR(SingleInput(c, "a", &a));
   TF_RETURN_IF_ERROR(SingleInput(c, "b", 2, &b));
   TF_RETURN_IF_ERROR(RequireRank(c, "a", 2, kAnyRank, &a));
-  DimensionHandle columns = c->Dim(b, transpose_b ? 0 : 1);
-  DimensionHandle inner = c->Dim(b, transpose_b ? 1 : 0);
+  DimensionHandle columns = c->Dim(b, attrs.transpose_b ? 0 : 1);
+  DimensionHandle inner = c->Dim(b, attrs.transpose_b ? 1 : 0);
   TF_RETURN_IF_ERROR(
       MergeVectors(c, "b_scale", "the output's last dimension", &columns));
   TF_RETURN_IF_ERROR(
@@ -61,7 +57,7 @@ b: [k, n], or [n, k] where transpose_b is set: a column of numbers times its
   scale, rounded.
 b_scale: [n].
 bias: none, or one vector of length n.
-epsilon: more than zero where rows of zeros may come.
+epsilon: at least 0; more where rows of zeros may come.
 alpha: leaky_relu's slope below zero; the other activations ignore it.
 straight_through: whether the gradient of a is that of the product with
   b / b_scale; otherwise that of rounding is zero.

@@ -10,11 +10,11 @@ from tf_fused_ops.ops import _decimals
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
-def tensor(name, value):
-    """Returns `value`, of a floating-point type the ops know, as a tensor."""
+def tensor(name, value, dtypes=_DTYPES):
+    """Returns `value`, of a floating-point type the op knows, as a tensor."""
     result = _converted(name, value)
-    if result.dtype not in _DTYPES:
-        known = ", ".join(dtype.name for dtype in _DTYPES)
+    if result.dtype not in dtypes:
+        known = ", ".join(dtype.name for dtype in dtypes)
         raise ValueError(f"{name} must have one of the dtypes {known}; got {result.dtype.name}")
     return result
 

@@ -92,12 +92,16 @@ class ContractionBiasAct(Rule):
     def check(self, match):
         if match.attrs["bias_op"] not in SUMS or "bias" not in match.operands:
             return None
-        bias, product = match.operands["bias"], match.node(self.anchor).outputs[0]
+        bias, product = match.operands["bias"], self.contraction_op(match).outputs[0]
         if match.attrs.get("data_format") == b"NCHW":
             return f"{bias.name} is added to the last dimension, which is not that of channels"
         if not bias.shape.is_fully_defined() or bias.shape != self.channels(match):
             return f"{bias.name} of shape {bias.shape} may not be a bias of {product.name}"
         return None
+
+    def contraction_op(self, match):
+        """Returns the op that multiplies."""
+        return match.node(self.anchor)
 
     def channels(self, match):
         """Returns the shape that the bias must have."""
@@ -171,12 +175,13 @@ class ContractionBiasAct(Rule):
             *["Add"] * ("side_input" in self.operands),
             self.activation.label,
         ]
-        return " with ".join(filter(None, [self.anchor, " and ".join(filter(None, parts))]))
+        added = " and ".join(filter(None, parts))
+        return " with ".join(filter(None, [self.contraction_op(match).type, added]))
 
     def describe(self, match):
         activation = f"activation={match.outputs['y'].op.name} " if self.activation.label else ""
         bias_add = f"bias_add={self._linear_end(match).name} " if "bias" in match.operands else ""
-        contraction = match.node(self.anchor).name
+        contraction = self.contraction_op(match).name
         return self.label(match), f"{activation or ' '}{bias_add}contraction={contraction}"
 
     def _linear_end(self, match):

@@ -11,14 +11,10 @@ import inspect
 import tensorflow as tf
 from tensorflow.python.framework import func_graph, function_def_to_graph, ops
 
-from tf_fused_ops.remapper import straight_through
-
 # Set where a custom gradient or gradient_override_map replaces the op's own gradient.
 ATTRIBUTE = "_gradient_op_type"
 # TensorFlow's functions with custom gradients that spellings are made of.
 _STOCK = (tf.nn.silu,)
-# Fingerprint and types of the arguments -> what `straight_through` says of a body.
-_of_products = {}
 
 
 def identify(name):
@@ -62,11 +58,6 @@ def identify_in(library):
 def _identity_of_body(graph):
     """Returns the identity of the stock gradient with this body, or one of the body's own."""
     found = _fingerprint(graph)
-    key = found, tuple((t.dtype, str(t.shape)) for t in graph.inputs)
-    if key not in _of_products:
-        _of_products[key] = straight_through.identify(graph)
-    if _of_products[key] is not None:
-        return _of_products[key]
     dy = graph.inputs[0]
     if dy.dtype.is_floating:
         for index in range(len(_STOCK)):

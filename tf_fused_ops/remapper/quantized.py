@@ -7,12 +7,14 @@ integers.
 
 import dataclasses
 import itertools
+import sys
+import types
 from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
 
-from tf_fused_ops.remapper import shapes, straight_through
+from tf_fused_ops.remapper import shapes
 from tf_fused_ops.remapper.contraction import ContractionBiasAct
 from tf_fused_ops.remapper.custom_gradients import ATTRIBUTE as GRADIENT
 from tf_fused_ops.remapper.emission import emit, reshape
@@ -20,6 +22,8 @@ from tf_fused_ops.remapper.rule import Fused
 
 _LARGEST = 127.0
 _MATMUL = "BatchMatMulV3"
+# What tf.custom_gradient adds.
+_WRAPPER = "IdentityN"
 # What may give scales of rows the shape of the result: the type of an op, and the stock code.
 _STEPS = {
     "Transpose": tf.transpose,
@@ -33,13 +37,11 @@ class _Place:
     """What the ops around a Round tell of the chain that it belongs to.
 
     Attributes:
-        product: The op that multiplies.
         b: The weights.
         z: The tensor to which a bias is added.
         attrs: What a variant says.
     """
 
-    product: tf.Operation
     b: tf.Tensor
     z: tf.Tensor
     attrs: dict
@@ -59,8 +61,9 @@ class QuantizedMatMulBiasAct(ContractionBiasAct):
         transposed: Whether its product transposes b.
         axes: Over which dimensions of a the largest magnitude is taken, as stock code has it.
         steps: (type, argument) of the ops that give a's scale the shape of the result.
-        gradient: The code of the custom gradient by a that stock code has; None where it has none,
-            and so next to no gradient, as that of rounding is zero.
+        gradient: The code of the custom gradient by a that stock code has and the fused op, too;
+            None where the gradient is that of the ops, next to none, as that of rounding is zero,
+            or where another one around them has to stay.
         a_rank, b_rank: The ranks of the operands.
     """
 
@@ -103,7 +106,7 @@ class QuantizedMatMulBiasAct(ContractionBiasAct):
         if attrs["gradient"] is None:
             z = _rounded(attrs, a, b, b_scale)
         else:
-            gradient = straight_through.function(attrs["gradient"])
+            gradient = _never_called(attrs["gradient"])
             z = tf.custom_gradient(lambda *x: (_rounded(attrs, *x), gradient))(a, b, b_scale)
         return self.add_bias(attrs, z, bias)
 
@@ -114,14 +117,16 @@ class QuantizedMatMulBiasAct(ContractionBiasAct):
         axes = sorted(axis % rank for axis in np.atleast_1d(attrs["axes"]).tolist())
         if axes != list(range(rows, rank)):
             return f"{a.name} is scaled over dimensions {axes}, not those of the product"
-        if not b.shape.is_fully_defined():
-            return f"the shape of {b.name} is not known: {b.shape}"
+        if not b.shape.num_elements():
+            return f"{b.name} of shape {b.shape} is not known to have elements"
         channels = self.channels(match).as_list()
         if not self._fits(match, rows):
-            return f"reshaping around {match.node(_multiplier(attrs)).name} mixes rows and columns"
+            name = self.contraction_op(match).name
+            return f"{name} multiplies in other shapes than rows and columns"
         if _moved(attrs["steps"], rank, rows) != [*range(rows), *[None] * len(channels)]:
             return f"the scale of {a.name} is not that of the result's rows"
-        if scale.shape != [1] * (scale.shape.rank - len(channels)) + channels:
+        ones = scale.shape.rank - len(channels)
+        if not 0 <= ones <= rows or scale.shape != [1] * ones + channels:
             return f"{scale.name} of shape {scale.shape} is no scale of {b.name}'s columns"
         if not 0 <= attrs["epsilon"] <= float(np.finfo(np.float32).max):
             return f"{attrs['epsilon']} is added to magnitudes of {a.name}"
@@ -132,19 +137,23 @@ class QuantizedMatMulBiasAct(ContractionBiasAct):
         attrs, (of_a, of_b, of_y) = match.attrs, match.attrs["shapes"]
         if attrs["equation"] is not None:
             return _order(attrs["equation"])[0] == self._contracted(match)
-        a, channels = match.operands["a"].shape, self.channels(match)
-        depth, columns = self._depth(match), channels.num_elements()
-        known = a[:rows].as_list()
-        expected = [(of_a, [*known, depth]), (of_b, [depth, columns])]
+        known, channels = match.operands["a"].shape[:rows].as_list(), self.channels(match)
+        expected = [(of_a, [*known, self._depth(match)]), (of_b, self._matrix(match))]
         expected.append((of_y, known + channels.as_list()))
-        one = self._contracted(match) == channels.rank == 1
-        return (one or of_b is not None) and all(
+        several, spread = self._contracted(match) > 1, channels.rank > 1
+        needed = [of_a] * several + [of_b] * (several or spread) + [of_y] * spread
+        return None not in needed and all(
             given is None or (len(given) == len(sizes) and all(map(_is_size, given, sizes)))
             for given, sizes in expected
         )
 
     def _contracted(self, match):
         return np.size(match.attrs["axes"])
+
+    def _matrix(self, match):
+        """Returns the sizes of b as a matrix."""
+        sizes = [self._depth(match), self.channels(match).num_elements()]
+        return sizes[::-1] if match.attrs["transposed"] else sizes
 
     def _depth(self, match):
         b = self._weights(match)
@@ -161,15 +170,14 @@ class QuantizedMatMulBiasAct(ContractionBiasAct):
 
     def fuse(self, match, training):
         a, b, scale = (match.operands[name] for name in ("a", "b", "b_scale"))
-        depth, channels = self._depth(match), self.channels(match)
         order, transposed = match.attrs["permutation"], match.attrs["transposed"]
         if order == (1, 0):
             transposed = not transposed
         elif order is not None:
             b = tf.transpose(b, order)
-        flat = self._contracted(match) > 1 or channels.rank > 1
+        flat = self._contracted(match) > 1 or self.channels(match).rank > 1
         if flat:
-            a, b = reshape(a, [-1, depth]), reshape(b, [depth, channels.num_elements()])
+            a, b = reshape(a, [-1, self._depth(match)]), reshape(b, self._matrix(match))
         outputs = emit(
             self.fused_ops[0],
             a,
@@ -190,13 +198,14 @@ class QuantizedMatMulBiasAct(ContractionBiasAct):
         known = isinstance(sizes, list)
         return reshape(y, sizes + channels if known else tf.concat([sizes, channels], 0))
 
+    def contraction_op(self, match):
+        return match.node(_MATMUL if match.attrs["equation"] is None else "Einsum")
+
     def label(self, match):
-        bias = "BiasAdd" if "bias" in self.operands else ""
-        parts = [f"Quantized{_multiplier(match.attrs)}", bias, self.activation.label]
-        return " + ".join(filter(None, parts))
+        return f"Quantized {super().label(match)}"
 
     def describe(self, match):
-        contraction = match.node(_multiplier(match.attrs)).name
+        contraction = self.contraction_op(match).name
         return self.label(match), f"contraction={contraction} round={match.node('Round').name}"
 
 
@@ -230,11 +239,6 @@ def _rounded(attrs, a, b, b_scale):
     return tf.cast(z, a.dtype) / (a_scale * b_scale)
 
 
-def _multiplier(attrs):
-    """Returns the type of the op that multiplies."""
-    return _MATMUL if attrs["equation"] is None else "Einsum"
-
-
 def _place(view, anchor):
     """Returns the _Place of a Round, or None."""
     tensor = _follow(view, anchor.outputs[0], "Minimum", "Maximum", "Cast")
@@ -242,19 +246,17 @@ def _place(view, anchor):
         return None
     of_a, tensor = _reshaped(view, tensor)
     if (y := _follow(view, tensor, _MATMUL)) is not None:
-        multiplied, b = y.op, y.op.inputs[1]
+        attrs, b = {"equation": None, "transposed": view.attr(y.op, "adj_y")}, y.op.inputs[1]
         b, of_b = _above(view, b, "Reshape")
         b, order = _above(view, b, "Transpose")
         of_y, y = _reshaped(view, y)
-        attrs = {"equation": None, "transposed": view.attr(multiplied, "adj_y")}
         attrs |= {"shapes": (of_a, of_b, of_y), "permutation": order}
     elif (y := _follow(view, tensor, "Cast", "Einsum")) is not None:
-        multiplied, b, y = y.op, y.op.inputs[1], _follow(view, y, "Cast")
-        if b.op.type != "Cast" or y is None:
+        b, equation = y.op.inputs[1].op, view.attr(y.op, "equation")
+        order, y = _order(equation), _follow(view, y, "Cast")
+        if b.type != "Cast" or y is None or order is None:
             return None
-        b, equation = b.op.inputs[0], view.attr(multiplied, "equation")
-        if (order := _order(equation)) is None:
-            return None
+        b = b.inputs[0]
         attrs = {"equation": equation, "transposed": False, "permutation": order[1]}
         attrs["shapes"] = (of_a, None, None)
     else:
@@ -265,16 +267,13 @@ def _place(view, anchor):
     scaled, scale = anchor.inputs[0].op, z.op.inputs[1].op
     if scaled.type != "Mul" or scale.type != "Mul":
         return None
-    wrapped = _follow(view, z, "IdentityN")
-    attrs |= {"a_rank": a_rank, "b_rank": b.shape.rank, "gradient": None}
+    attrs |= {"a_rank": a_rank, "b_rank": b.shape.rank, "gradient": _gradient(view, z)}
+    if attrs["gradient"] is not None:
+        z = _follow(view, z, _WRAPPER)
     for a_scale, last in itertools.product(scaled.inputs, scale.inputs):
         steps, axes = _steps(view, a_scale, last), _reduced(view, a_scale)
-        if steps is not None and axes is not None:
-            attrs |= {"axes": axes, "steps": steps}
-            if wrapped is not None:
-                form = np.size(axes), attrs["permutation"]
-                attrs["gradient"] = _gradient(view, wrapped.op, *form)
-            return _Place(multiplied, b, z if wrapped is None else wrapped, attrs)
+        if steps is not None and axes is not None and 0 < np.size(axes) < b.shape.rank:
+            return _Place(b, z, attrs | {"axes": axes, "steps": steps})
     return None
 
 
@@ -334,22 +333,25 @@ def _steps(view, first, last):
     """Returns the steps that make one tensor of another, the first first, or None."""
     steps = []
     while last is not first:
-        op, last = last.op, last.op.inputs[0] if last.op.inputs else first
+        op = last.op
         if op.type == "Squeeze":
             argument = tuple(view.attr(op, "squeeze_dims"))
         elif op.type in _STEPS:
-            value = view.constant(op.inputs[1])
-            argument = None if value is None else _plain(value)
+            argument = view.constant(op.inputs[1])
+            argument = () if argument is None else _plain(argument)
         else:
             return None
-        if argument is None:
+        # Without dimensions given, Squeeze removes whatever is 1.
+        if argument == () or (op.type == "ExpandDims" and not isinstance(argument, int)):
             return None
         steps.insert(0, (op.type, argument))
+        last = op.inputs[0]
     return tuple(steps)
 
 
 def _moved(steps, rank, rows):
-    """Returns where the dimensions of scales come from: that of a, or None for one of size 1."""
+    """Returns where the dimensions of scales come from: that of a, or None for one of size 1; None
+    if one of a's is lost."""
     places = [*range(rows), *[None] * (rank - rows)]
     for op_type, argument in steps:
         if op_type == "Transpose":
@@ -358,23 +360,24 @@ def _moved(steps, rank, rows):
             places.insert(argument % (len(places) + 1), None)
         else:
             squeezed = {axis % len(places) for axis in argument}
-            places = [
-                old for axis, old in enumerate(places) if axis not in squeezed or old is not None
-            ]
+            if any(places[axis] is not None for axis in squeezed):
+                return None
+            places = [old for axis, old in enumerate(places) if axis not in squeezed]
     return places
 
 
 def _reduced(view, a_scale):
     """Returns over which dimensions the magnitudes are taken that a scale is made of, or None."""
     op = a_scale.op
-    for _ in range(4):
-        if op.type == "Max":
+    for op_type, place in (("RealDiv", 1), ("AddV2", None), ("Max", 0)):
+        if op.type != op_type:
+            return None
+        if op_type == "Max":
             axes = view.constant(op.inputs[1])
             return None if axes is None else _plain(axes)
-        reads = [t.op for t in op.inputs if view.types[t.op] != "Const"]
-        if len(reads) != 1:
-            return None
-        (op,) = reads
+        # A sum has its constant on either side.
+        sources = op.inputs if place is None else [op.inputs[place]]
+        op = next((t.op for t in sources if view.constant(t) is None), op)
     return None
 
 
@@ -383,8 +386,37 @@ def _plain(array):
     return int(array) if array.ndim == 0 else tuple(array.tolist())
 
 
-def _gradient(view, wrapped, contracted, order):
-    """Returns the code of the custom gradient that a pattern is to have at an IdentityN."""
-    found = view.signature(wrapped).attrs.get(GRADIENT)
-    known = found in straight_through.of_keras()
-    return found if known else straight_through.saved(contracted, order)
+def _gradient(view, z):
+    """Returns the code of the custom gradient around the ops that make z, None if there is none or
+    it is not known, so that it has to stay."""
+    wrapped = _follow(view, z, _WRAPPER)
+    if wrapped is None or wrapped.op.inputs[0] is not z:
+        return None
+    found = view.signature(wrapped.op).attrs.get(GRADIENT)
+    return found if found in _gradients_of_keras() else None
+
+
+def _gradients_of_keras():
+    """Returns the codes of the gradients that Keras's layers define: those of products with the
+    numbers that quantized weights stand for, as if nothing were rounded."""
+    layers = (
+        getattr(sys.modules.get(f"keras.src.layers.core.{module}"), layer, None)
+        for module, layer in (("dense", "Dense"), ("einsum_dense", "EinsumDense"))
+    )
+    methods = (getattr(layer, "_int8_call", None) for layer in layers)
+    codes = itertools.chain.from_iterable(_nested(m.__code__) for m in methods if m is not None)
+    return [code for code in codes if code.co_name == "grad_fn"]
+
+
+def _nested(code):
+    """Yields the codes of the functions that a function defines."""
+    for value in code.co_consts:
+        if isinstance(value, types.CodeType):
+            yield value
+            yield from _nested(value)
+
+
+def _never_called(code):
+    """Returns a function of some code that is there to be compared."""
+    cells = tuple(types.CellType() for _ in code.co_freevars)
+    return types.FunctionType(code, {}, closure=cells)

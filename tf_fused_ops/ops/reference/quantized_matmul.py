@@ -24,8 +24,12 @@ def quantized_matmul_bias_act(a, b, b_scale, bias, *, transpose_b, epsilon, acti
         [..., m, n], of a's dtype.
     """
     x = wide(a)
-    scale = 127 / (tf.reduce_max(tf.abs(x), -1, keepdims=True) + epsilon)
-    rounded = tf.cast(tf.round(x * scale), tf.int8)
+    largest = tf.reduce_max(tf.abs(x), -1, keepdims=True)
+    if not a.shape[-1:].is_fully_defined() or a.shape[-1] == 0:
+        # Of nothing it is -inf.
+        largest = tf.maximum(largest, 0)
+    scale = 127 / (largest + epsilon)
+    rounded = tf.cast(tf.clip_by_value(tf.round(x * scale), -127, 127), tf.int8)
     product = tf.matmul(rounded, b, transpose_b=transpose_b, output_type=tf.int32)
     z = tf.cast(product, tf.float32) / (scale * b_scale)
     z = bias_act(z, None if bias is None else wide(bias), None, activation, alpha)
