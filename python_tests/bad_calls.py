@@ -11,3 +11,8 @@ LAYER_NORM = {"x": (2, 5, 3), "scale": (3,), "offset": (3,)}
 GROUP_NORM = {"x": (2, 5, 6), "scale": (6,), "offset": (6,)}
 SOFTMAX = {"x": (2, 5, 3)}
 ATTENTION = {"query": (2, 5, 3, 4), "key": (2, 6, 3, 4), "value": (2, 6, 3, 7)}
+
+
+def dtype_of(op, name):
+    """The dtype of an argument where it depends on the op."""
+    return tf.int8 if op.startswith("quantized") and name == "b" else tf.float32

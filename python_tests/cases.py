@@ -145,7 +145,7 @@ class QuantizedOpCase(Case):
         rng = np.random.default_rng(seed)
         a = rng.normal(size=(*self.lead, self.m, self.k))
         b = rng.integers(-128, 128, (self.n, self.k) if self.tb else (self.k, self.n), np.int8)
-        # Of whole tiles of the lowest number, too.
+        # The lowest number along the whole of one dimension, the largest along the other.
         b[::7], b[:, ::5] = -128, 127
         b_scale = rng.uniform(50, 200, self.n) * np.sqrt(max(1, self.k))
         bias = rng.normal(size=self.n) if self.bias else None

@@ -28,13 +28,37 @@ BEST_ISA = _library.isa()
 ISAS = _library.available_isas()
 
 
+def _integer_isas():
+    """Returns the instruction sets that differ in products of integers."""
+    name = "avx512_vnni"
+    try:
+        _library.set_isa(name)
+    except ValueError:
+        return ISAS
+    _library.set_isa(BEST_ISA)
+    return list(dict.fromkeys([*ISAS, name]))
+
+
+INTEGER_ISAS = _integer_isas()
+
+
+def _with_isa(name):
+    _library.set_isa(name)
+    assert _library.isa() == name
+    yield name
+    _library.set_isa(BEST_ISA)
+
+
 @pytest.fixture(params=ISAS)
 def isa(request):
     """Runs the test with every instruction set that the processor has."""
-    _library.set_isa(request.param)
-    assert _library.isa() == request.param
-    yield request.param
-    _library.set_isa(BEST_ISA)
+    yield from _with_isa(request.param)
+
+
+@pytest.fixture(params=INTEGER_ISAS)
+def integer_isa(request):
+    """The same for what multiplies integers."""
+    yield from _with_isa(request.param)
 
 
 @pytest.fixture(params=_core.available_isas())

@@ -1,6 +1,7 @@
 """Wrong calls end in an error that names the argument; none of them crashes."""
 
 import functools
+import itertools
 
 import pytest
 import tensorflow as tf
@@ -12,7 +13,9 @@ from bad_calls import (
     GROUP_NORM,
     LAYER_NORM,
     MATMUL,
+    QUANTIZED_MATMUL,
     SOFTMAX,
+    dtype_of,
 )
 
 from tf_fused_ops.ops import (
@@ -26,6 +29,7 @@ from tf_fused_ops.ops import (
     layer_norm,
     lstm,
     matmul_bias_act,
+    quantized_matmul_bias_act,
     simple_rnn,
     softmax,
     sparse_softmax_cross_entropy,
@@ -55,6 +59,7 @@ OPS = {
     "act": (act, {"x": (2, 5)}),
     "conv": (conv2d_bias_act, CONV),
     "matmul": (matmul_bias_act, MATMUL),
+    "quantized_matmul": (quantized_matmul_bias_act, QUANTIZED_MATMUL),
     "batch_norm": (batch_norm_act, BATCH_NORM),
     "layer_norm": (layer_norm, LAYER_NORM),
     "group_norm": (functools.partial(group_norm_act, groups=3), GROUP_NORM),
@@ -117,6 +122,19 @@ WRONG_SHAPES = [
     ("matmul", {"bias": (3,)}, "bias"),
     ("matmul", {"bias": (4, 1)}, "bias"),
     ("matmul", {"side_input": (5, 4)}, "side_input"),
+    *[
+        ("quantized_matmul", {name: v}, names)
+        for name, names, values in (
+            ("a", "a must have rank", ((), (3,))),
+            ("a", "inner dimension of [ab]", ((2, 5, 4), (5, 0))),
+            ("b", "b must have rank", ((), (3,), (1, 3, 4))),
+            ("b", "inner dimension of [ab]", ((4, 4), (0, 4))),
+            ("b_scale", "b_scale", ((), (1,), (3,), (1, 4))),
+            ("bias", "bias", ((), (1,), (3,), (4, 1))),
+        )
+        for v in values
+    ],
+    ("quantized_matmul", {"transpose_b": True}, "b|b_scale"),
     ("layer_norm", {"x": ()}, "x"),
     ("layer_norm", {"x": (2, 5, 4)}, "scale"),
     ("layer_norm", {"scale": (4,)}, "scale"),
@@ -202,13 +220,20 @@ WRONG_ATTRIBUTES = [
     ],
     *[
         (op, {"activation": v}, "activation")
-        for op in ("act", "conv", "matmul", "batch_norm", "group_norm", *RECURRENT)
+        for op in (
+            *("act", "conv", "matmul", "quantized_matmul", "batch_norm", "group_norm"),
+            *RECURRENT,
+        )
         for v in ("swoosh", 3, "")
     ],
     *[(op, {"data_format": "NHCW"}, "data_format") for op in ("conv", "batch_norm", "group_norm")],
     *[("group_norm", {"groups": v}, "groups") for v in (2**40, "two", 1.5, None)],
     *[(op, {"activation": v}, "activation") for op in RECURRENT for v in ("none", "relu6", None)],
     *[("softmax", {name: v}, name) for name in ("scale", "masked") for v in ("two", None)],
+    *[
+        ("quantized_matmul", {"epsilon": v}, "epsilon")
+        for v in ("two", None, 1e39, float("nan"), float("inf"))
+    ],
     *[("attention", {name: "two"}, name) for name in ("scale", "masked")],
     *[
         ("dropout", {"rate": v}, "rate")
@@ -242,6 +267,10 @@ WRONG_DTYPES = [
     ("matmul", {"a": tf.int8}, "a"),
     ("matmul", {"b": tf.bfloat16}, "b"),
     ("matmul", {"bias": tf.float64}, "bias"),
+    *[("quantized_matmul", {"a": v}, "a") for v in (tf.float64, tf.int8, tf.string)],
+    *[("quantized_matmul", {"b": v}, "b") for v in (tf.float32, tf.uint8, tf.int32)],
+    *[("quantized_matmul", {"b_scale": v}, "b_scale") for v in (tf.float64, tf.float16)],
+    ("quantized_matmul", {"bias": tf.bfloat16}, "bias"),
     ("group_norm", {"x": tf.int32}, "x"),
     ("softmax", {"x": tf.int32}, "x"),
     ("dropout", {"x": tf.int32}, "x"),
@@ -273,7 +302,7 @@ def arguments(op, wrong):
     for name, value in wrong.items():
         is_shape = isinstance(value, tuple)
         (tensors if is_shape else attributes)[name] = value
-    return {k: tf.ones(v) for k, v in tensors.items()}, attributes
+    return {k: tf.ones(v, dtype_of(op, k)) for k, v in tensors.items()}, attributes
 
 
 @pytest.mark.parametrize(("op", "wrong", "name"), WRONG_VALUES, ids=str)
@@ -312,7 +341,7 @@ def test_dtypes(op, wrong, name, graph):
         "batch_norm": {"side_input": (2, 5, 3)},
     }
     shapes = {**optional.get(op, {}), **OPS[op][1]}
-    tensors = {k: tf.zeros(v, wrong.get(k, tf.float32)) for k, v in shapes.items()}
+    tensors = {k: tf.zeros(v, wrong.get(k, dtype_of(op, k))) for k, v in shapes.items()}
     function = tf.function(OPS[op][0]) if graph else OPS[op][0]
     with pytest.raises(ValueError, match=rf"\b{name}\b"):
         function(**tensors)
@@ -320,7 +349,11 @@ def test_dtypes(op, wrong, name, graph):
 
 @pytest.mark.parametrize("value", [object(), "text", [[1.0], [1.0, 2.0]], None])
 @pytest.mark.parametrize(
-    ("op", "name"), [("act", "x"), ("conv", "filters"), ("matmul", "b"), ("matmul", "a")]
+    ("op", "name"),
+    [
+        *(("act", "x"), ("conv", "filters"), ("matmul", "b"), ("matmul", "a")),
+        *itertools.product(["quantized_matmul"], ["a", "b", "b_scale"]),
+    ],
 )
 def test_what_does_not_convert(op, name, value):
     tensors, _ = arguments(op, {})

@@ -6,7 +6,16 @@ import cases
 import numpy as np
 import pytest
 import tensorflow as tf
-from bad_calls import ATTENTION, BATCH_NORM, ERRORS, GROUP_NORM, LAYER_NORM, SOFTMAX
+from bad_calls import (
+    ATTENTION,
+    BATCH_NORM,
+    ERRORS,
+    GROUP_NORM,
+    LAYER_NORM,
+    QUANTIZED_MATMUL,
+    SOFTMAX,
+    dtype_of,
+)
 
 from tf_fused_ops import _library, attention, conv2d_bias_act
 
@@ -34,6 +43,7 @@ RAW = {
         "saved": [(2, 5, 4)],
         "activation": "gelu_erf",
     },
+    "quantized_mat_mul_bias_act": QUANTIZED_MATMUL | {"bias": [(4,)], "activation": "gelu_erf"},
     "batch_norm_act_grad": {
         "dy": (2, 5, 3),
         "x": (2, 5, 3),
@@ -108,6 +118,20 @@ WRONG_RAW_CALLS = [
     ("mat_mul_bias_act_grad", {"a": (3,)}, "a"),
     ("mat_mul_bias_act_grad", {"saved": [(0,)]}, "saved"),
     ("mat_mul_bias_act_grad", {"saved": []}, "saved"),
+    *[
+        ("quantized_mat_mul_bias_act", {name: v}, names)
+        for name, names, values in (
+            ("a", "a must have rank", ((), (3,))),
+            ("a", "inner dimension of [ab]", ((2, 5, 4), (3, 5))),
+            ("b", "b must have rank", ((), (12,), (1, 3, 4))),
+            ("b", "inner dimension of [ab]", ((4, 4),)),
+            ("b", "b_scale", ((3, 5),)),
+            ("b_scale", "b_scale", ((), (1,), (3,), (4, 1))),
+            ("bias", "bias", ([()], [(1,)], [(1, 4)], [(4,)] * 2)),
+            ("activation", "activation", ("swoosh", "")),
+        )
+        for v in values
+    ],
     ("batch_norm_act_grad", {"dy": (2, 5, 4)}, "dy"),
     ("batch_norm_act_grad", {"saved_mean": (4,)}, "saved_mean"),
     ("batch_norm_act_grad", {"saved_inv_std": ()}, "saved_inv_std"),
@@ -219,7 +243,7 @@ def ones(op, name, value):
         mask = tf.bool if op.startswith("recurrent") else tf.uint8
         dtypes = {"mask": mask, "moments": tf.float64, "sums": tf.float64}
         dtypes |= dict.fromkeys(("rng_key", "rng_counter"), tf.uint64) | {"labels": tf.int64}
-        return tf.ones(value, dtypes.get(name, tf.float32))
+        return tf.ones(value, dtypes.get(name, dtype_of(op, name)))
     if isinstance(value, list):
         return [ones(op, name, v) for v in value]
     return value
@@ -245,6 +269,29 @@ def test_sizes_that_no_shape_has(wrong, name):
     arguments = dict.fromkeys(("query", "key", "value"), (1, 1, 1, 4)) | wrong
     with pytest.raises(ERRORS, match=rf"\b({name})\b"):
         attention(**{k: tf.zeros(v) for k, v in arguments.items()})
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *itertools.product(["a"], ["float64", "int8"]),
+        *itertools.product(["b"], ["uint8", "float32"]),
+        *itertools.product(["b_scale", "bias"], ["float16", "float64"]),
+    ],
+)
+def test_dtypes_of_products_with_8_bits(name, dtype, graph):
+    """TensorFlow's own errors, of any kind: no op of another type runs."""
+    op = "quantized_mat_mul_bias_act"
+    arguments = {k: ones(op, k, v) for k, v in RAW[op].items()}
+    arguments[name] = tf.nest.map_structure(lambda v: tf.cast(v, dtype), arguments[name])
+
+    @tf.autograph.experimental.do_not_convert
+    def call():
+        raw(op)(**arguments)
+
+    with pytest.raises((*ERRORS, TypeError, AssertionError)):
+        (tf.function(call) if graph else call)()
 
 
 @pytest.mark.parametrize("op", RAW)

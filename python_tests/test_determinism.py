@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_fused_ops import _library
 from tf_fused_ops.ops import (
     act, attention, batch_norm_act, conv2d_bias_act, dropout, group_norm_act, gru,
-    layer_norm, lstm, matmul_bias_act, softmax,
+    layer_norm, lstm, matmul_bias_act, quantized_matmul_bias_act, softmax,
     sparse_softmax_cross_entropy,
 )
 
@@ -61,6 +61,14 @@ for dtype in ("float32", "bfloat16"):
             lambda a, b, bias: matmul_bias_act(a, b, bias, transpose_a=transpose),
             tensor(dtype, 2, 257, 257), tensor(dtype, 257, 300), tensor(dtype, 300),
         )
+    # Few rows, with the depth in blocks, and rows that tasks divide.
+    for rows, depth, columns in ((3, 3001, 1101), (70, 605, 333), (1100, 130, 65)):
+        weights = tf.constant(rng.integers(-128, 128, (depth, columns)), tf.int8)
+        b_scale = tf.constant(rng.uniform(50, 200, columns), tf.float32) * depth**0.5
+        show(
+            lambda a, bias: quantized_matmul_bias_act(a, weights, b_scale, bias, "gelu"),
+            tensor(dtype, rows, depth), tensor(dtype, columns),
+        )
     show(
         layer_norm, tensor(dtype, 5, 301, 203), tensor("float32", 203), tensor("float32", 203)
     )
@@ -103,7 +111,7 @@ for dtype in ("float32", "bfloat16"):
 def test_bitwise_equal_for_any_number_of_threads_and_from_run_to_run(run_python):
     first, *others = (run_python(PROGRAM, *ISAS, threads=threads) for threads in (1, 2, 3))
     lines = [line.split() for line in first.splitlines()]
-    assert [line[0] for line in lines] == ISAS * 56
+    assert [line[0] for line in lines] == ISAS * 62
     assert all(len(line) == 2 for line in lines), first
     for other in others:
         assert other == first

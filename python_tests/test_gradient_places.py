@@ -20,6 +20,8 @@ PLACES = [
     ("lstm", "tanh"),
     ("gru", "tanh"),
     ("rnn", "relu"),
+    ("quantized_matmul", "relu"),
+    ("quantized_matmul", "silu"),
 ]
 
 
@@ -83,7 +85,7 @@ def in_session_with_control_flow_v1(fused, inputs, dy):
         _, y = tf.compat.v1.while_loop(
             lambda i, y: i < 1,
             lambda i, y: (i + 1, y + fused(*values)),
-            (0, tf.zeros(dy.shape, tf.float64)),
+            (0, tf.zeros(dy.shape, dy.dtype)),
         )
         return session.run(tf.gradients(y, values, dy.numpy()))
 
@@ -94,7 +96,7 @@ def in_recompute_grad(fused, inputs, dy):
 
 def in_py_function(fused, inputs, dy):
     def run(*values):
-        return tf.py_function(fused, values, tf.float64)
+        return tf.py_function(fused, values, dy.dtype)
 
     return gradients_of(tf.function(run), inputs, dy)
 
