@@ -232,7 +232,7 @@ WRONG_ATTRIBUTES = [
     *[("softmax", {name: v}, name) for name in ("scale", "masked") for v in ("two", None)],
     *[
         ("quantized_matmul", {"epsilon": v}, "epsilon")
-        for v in ("two", None, 1e39, float("nan"), float("inf"))
+        for v in ("two", None, 1e39, -1.0, float("nan"), float("inf"))
     ],
     *[("attention", {name: "two"}, name) for name in ("scale", "masked")],
     *[

@@ -191,6 +191,12 @@ def test_largest_sums(sign, weight, tb, integer_isa):
     np.testing.assert_array_equal(y, np.full((3, 5), sign * 127 * weight * 2.0**10, np.float32))
 
 
+def test_sums_that_might_not_fit():
+    a, b = np.ones((1, 2**17 + 1), np.float32), np.ones((2**17 + 1, 2), np.int8)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a must have an inner dimension"):
+        quantized_matmul_bias_act(a, b, np.ones(2))
+
+
 PROGRAM = """
 import hashlib
 import sys

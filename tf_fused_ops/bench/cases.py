@@ -336,24 +336,27 @@ class QuantizedCase(Case):
     m: int = 5
     k: int = 4
     n: int = 3
+    bias: bool = True
     act: str = "none"
     dtype: str = "float32"
 
-    def rule(self):
-        """None: no rule fuses it, and the package's own program calls the op."""
-        return None
+    @property
+    def family(self):
+        """The family of its rule."""
+        return "quantized_matmul" + "_bias" * self.bias
 
     def title(self):
         """What it is, for people."""
         return f"quantized {self.m}x{self.k}x{self.n}, {self.act.replace('_', ' ')}"
 
     def inputs(self, seed=0):
-        """float64 arrays a, of int8 b, the scale of b's columns, bias, dy."""
+        """float64 arrays a, of int8 b, the scale of b's columns, bias if it has one, dy."""
         rng = np.random.default_rng(seed)
         a = rng.normal(size=(self.m, self.k))
         b = rng.integers(-127, 128, size=(self.k, self.n), dtype=np.int8)
         scale = 73 * np.sqrt(max(1, self.k)) * rng.uniform(0.5, 1.5, size=self.n)
-        return a, b, scale, rng.normal(size=self.n), rng.normal(size=(self.m, self.n))
+        vectors = [rng.normal(size=self.n)] * self.bias
+        return a, b, scale, *vectors, rng.normal(size=(self.m, self.n))
 
 
 @dataclasses.dataclass(frozen=True)

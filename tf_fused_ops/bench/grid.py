@@ -58,7 +58,7 @@ def inputs(case):
 def dtypes(case):
     """The dtype of each of the inputs: batch norm's vectors are float32 where x has 16 bits."""
     if isinstance(case, QuantizedCase):
-        return [case.dtype, "int8", "float32", case.dtype, case.dtype]
+        return [case.dtype, "int8", "float32", *[case.dtype] * case.bias, case.dtype]
     count = len(inputs(case))
     if isinstance(case, BatchNormCase) and case.dtype in ("float16", "bfloat16"):
         return [case.dtype, "float32", "float32", *[case.dtype] * (count - 3)]

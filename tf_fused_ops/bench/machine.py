@@ -11,7 +11,7 @@ from tf_fused_ops import _core
 _WORTH_TILES = 10
 # How many products of 8-bit integers are added at once for one of float32: one instruction does it
 # for groups of four where the package has it, otherwise for pairs of 16 bits. Not measured.
-_INTEGERS = {"avx512_bf16": 4, "amx": 4}
+_INTEGERS = {"avx512_vnni": 4, "avx512_bf16": 4, "amx": 4}
 _INTEGER_PAIRS = 2
 
 

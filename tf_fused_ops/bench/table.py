@@ -224,12 +224,12 @@ GROUPS = {
     # The sizes of layers of language models, for one token and for more; of BERT-base.
     "quantized": {
         "quantized_1_row": QuantizedCase(1, 2048, 2048),
-        "quantized_1_row_silu": QuantizedCase(1, 4096, 11008, "silu"),
+        "quantized_1_row_silu": QuantizedCase(1, 4096, 11008, bias=False, act="silu"),
         "quantized_16_rows": QuantizedCase(16, 2048, 2048),
-        "quantized_128_rows_gelu": QuantizedCase(128, 768, 3072, "gelu_erf"),
-        "quantized_2048_rows_gelu": QuantizedCase(2048, 768, 3072, "gelu_erf"),
+        "quantized_128_rows_gelu": QuantizedCase(128, 768, 3072, act="gelu_erf"),
+        "quantized_2048_rows_gelu": QuantizedCase(2048, 768, 3072, act="gelu_erf"),
         "quantized_2048_rows": QuantizedCase(2048, 3072, 768),
-        "quantized_square_relu": QuantizedCase(2048, 512, 512, "relu"),
+        "quantized_square_relu": QuantizedCase(2048, 512, 512, act="relu"),
         "quantized_odd": QuantizedCase(37, 300, 1000),
     },
     "model": {

@@ -129,8 +129,7 @@ class Programs:
             return self._load_model(case, mode)
         values = zip(grid.inputs(case), grid.dtypes(case), strict=True)
         inputs = [tf.constant(value, dtype) for value, dtype in values]
-        calls = self._is_ours and case.rule() is None
-        forward, is_rule = (_call if calls else _forward)(case), isinstance(case, RuleCase)
+        forward, is_rule = _forward(case), isinstance(case, RuleCase)
         alone, joins = (case.alone, case.joins) if is_rule else (False, False)
         if mode == "forward":
             function, arguments = self.decorate(forward), inputs[:-1]
@@ -139,7 +138,7 @@ class Programs:
             function, arguments = self.decorate(_keeping(step) if alone else step), inputs
         replaced = _LOOPS if isinstance(case, RecurrentCase) else () if alone else _REPLACED
         self._check(function.get_concrete_function(*arguments), replaced)
-        if self._is_ours and not calls:
+        if self._is_ours:
             fired = function.remap_reports[-1].counts()
             if case.rule() not in fired or len(fired) > 1 + alone + joins:
                 raise NotWhatItClaims(f"fused by {', '.join(fired)}, not {case.rule()}")
@@ -414,24 +413,15 @@ def _(case: RecurrentCase):
 @_forward.register
 def _(case: QuantizedCase):
     # What the layer of Keras consists of.
-    def forward(a, b, b_scale, bias):
+    def forward(a, b, b_scale, *bias):
         largest = tf.reduce_max(tf.abs(a), -1, keepdims=True)
         scale = 127 / (largest + _QUANTIZER_EPSILON)
         rounded = tf.clip_by_value(tf.round(a * scale), -127, 127)
         product = tf.matmul(tf.cast(rounded, tf.int8), b, output_type=tf.int32)
         y = tf.cast(product, a.dtype) / (tf.cast(b_scale, a.dtype) * scale)
-        return _ACTIVATIONS[case.act](tf.nn.bias_add(y, bias))
+        return _ACTIVATIONS[case.act](tf.nn.bias_add(y, *bias) if bias else y)
 
     return forward
-
-
-def _call(case):
-    """A function of the inputs of a case that no rule fuses, in the package's own op."""
-    from tf_fused_ops import quantized_matmul_bias_act
-
-    return functools.partial(
-        quantized_matmul_bias_act, activation=case.act, epsilon=_QUANTIZER_EPSILON
-    )
 
 
 def application(case, mode):

@@ -224,7 +224,7 @@ def _(case: RecurrentCase):
 
 @_program.register
 def _(case: QuantizedCase):
-    def prepare(a, b, b_scale, bias):
+    def prepare(a, b, b_scale, bias=None):
         # What `torch.ao.quantization.quantize_dynamic` makes of a Linear, with these weights.
         layer = torch.ao.nn.quantized.dynamic.Linear(case.k, case.n, dtype=torch.qint8)
         zeros = torch.zeros(case.n, dtype=torch.int64)
@@ -236,7 +236,7 @@ def _(case: QuantizedCase):
     def forward(a, layer):
         return _ACTIVATIONS[case.act](layer(a))
 
-    return Program(forward, [AS_IS, TRANSPOSED, AS_IS, AS_IS], AS_IS, prepare)
+    return Program(forward, [AS_IS, TRANSPOSED, AS_IS, *[AS_IS] * case.bias], AS_IS, prepare)
 
 
 def _array(tensor):
