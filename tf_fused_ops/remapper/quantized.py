@@ -137,7 +137,10 @@ class QuantizedMatMulBiasAct(ContractionBiasAct):
         attrs, (of_a, of_b, of_y) = match.attrs, match.attrs["shapes"]
         if attrs["equation"] is not None:
             return _order(attrs["equation"])[0] == self._contracted(match)
-        known, channels = match.operands["a"].shape[:rows].as_list(), self.channels(match)
+        a, channels = match.operands["a"].shape, self.channels(match)
+        if of_a is not None and a[rows:].num_elements() != self._depth(match):
+            return False
+        known = a[:rows].as_list()
         expected = [(of_a, [*known, self._depth(match)]), (of_b, self._matrix(match))]
         expected.append((of_y, known + channels.as_list()))
         several, spread = self._contracted(match) > 1, channels.rank > 1
@@ -252,11 +255,13 @@ def _place(view, anchor):
         of_y, y = _reshaped(view, y)
         attrs |= {"shapes": (of_a, of_b, of_y), "permutation": order}
     elif (y := _follow(view, tensor, "Cast", "Einsum")) is not None:
-        b, equation = y.op.inputs[1].op, view.attr(y.op, "equation")
-        order, y = _order(equation), _follow(view, y, "Cast")
-        if b.type != "Cast" or y is None or order is None:
+        equation = view.attr(y.op, "equation")
+        order = _order(equation)
+        if order is None or y.op.inputs[1].op.type != "Cast":
             return None
-        b = b.inputs[0]
+        b, y = y.op.inputs[1].op.inputs[0], _follow(view, y, "Cast")
+        if y is None:
+            return None
         attrs = {"equation": equation, "transposed": False, "permutation": order[1]}
         attrs["shapes"] = (of_a, None, None)
     else:
