@@ -24,6 +24,7 @@ FUSED = {
     "cross entropy": "TfFusedOps>SparseSoftmaxCrossEntropy",
     "activation": "TfFusedOps>Act",
     "recurrent": "TfFusedOps>Recurrent",
+    "quantized product": "TfFusedOps>QuantizedMatMulBiasAct",
 }
 # Which is its own gradient.
 DROPOUT = "TfFusedOps>Dropout"
@@ -38,11 +39,13 @@ def values(*shapes, dtype="float32", seed=0):
 def in_training(rule):
     """Returns the rule counts and gradients of a chain that a rule fuses in inference.
 
-    The gradients of a sum with a product alone are stock's; those of tensordot read what is inside.
+    The gradients of a sum with a product alone are stock's, and those of what is around a product
+    of quantized rows; those of tensordot read what is inside.
     """
     if rule == "dense_add":
         return {}, 0
-    return {rule: 1}, int(rule not in ("matmul_add", "batch_matmul_add"))
+    stock = rule in ("matmul_add", "batch_matmul_add") or rule.startswith("quantized_matmul")
+    return {rule: 1}, int(not stock)
 
 
 def given(z, scale, offset, mean, variance, shape=None):

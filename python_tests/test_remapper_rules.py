@@ -41,6 +41,8 @@ SHAPES = {
     "einsum": DENSE[:2],
     "einsum_bias": DENSE,
     "heads_bias": [(2, 3, 7), (7, 10), (2, 5)],
+    "quantized_matmul": DENSE,
+    "quantized_matmul_bias": [*DENSE, (5,)],
     "batch_norm": BATCH_NORM,
     "batch_norm_add": [*BATCH_NORM, (4, 5, 3, 6)],
     "conv2d_batch_norm": CONV_NORM,
@@ -68,6 +70,10 @@ SOFTMAX = {
     **{"scaled": "Mul", "scale": 0.125, "half": None},
     **dict.fromkeys(("masked", "filled", "zeroed", "late"), False),
 }
+QUANTIZED = {
+    **dict.fromkeys(("equation", "permutation", "gradient")),
+    **{"epsilon": 1e-7, "axes": -1, "transposed": False, "steps": (), "shapes": (None, None, None)},
+}
 MOMENTS = DECOMPOSED | {"form": "moments", "scaled_first": False}
 VARIANTS = {
     "moments_batch_norm": DECOMPOSED | {"axes": [0, 1, 2]},
@@ -76,6 +82,8 @@ VARIANTS = {
     "group_norm": MOMENTS | {"axes": [1, 2], "flat": False, "after": False},
     "layer_norm": MOMENTS | {"axes": [-1]},
     "rms_norm": MOMENTS | {"axes": -1, "form": "Square"},
+    "quantized_matmul": QUANTIZED,
+    "quantized_matmul_bias": QUANTIZED,
     "softmax": SOFTMAX,
     "sparse_cross_entropy": {"labels_type": tf.int32},
     "attention": SOFTMAX
@@ -107,14 +115,16 @@ def row_id(rule):
 
 
 def operands(rule):
-    """Returns example operands by name; scale and variance are positive."""
+    """Returns example operands by name; scales and variance are positive."""
     names = rule.present(attrs(rule))
     named = dict(zip(names, values(*SHAPES[rule.family]), strict=True))
     if "labels" in named:
         named["labels"] = tf.range(6)
-    for name in ("scale", "variance"):
+    for name in ("scale", "variance", "b_scale"):
         if name in named:
             named[name] = tf.abs(named[name]) + 0.5
+    if "b_scale" in named:
+        named["b"] = tf.cast(named["b"] * 9, tf.int8)
     return named
 
 
