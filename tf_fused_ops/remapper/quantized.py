@@ -98,10 +98,8 @@ class QuantizedMatMulBiasAct(ContractionBiasAct):
         if not self._fits(match, rows):
             name = self.contraction_op(match).name
             return f"{name} multiplies in other shapes than rows and columns"
-        if quantized_chain.moved(attrs["steps"], rank, rows) != [
-            *range(rows),
-            *[None] * len(channels),
-        ]:
+        places = [*range(rows), *[None] * len(channels)]
+        if quantized_chain.moved(attrs["steps"], rank, rows) != places:
             return f"the scale of {a.name} is not that of the result's rows"
         ones = scale.shape.rank - len(channels)
         if not 0 <= ones <= rows or scale.shape != [1] * ones + channels:
