@@ -99,9 +99,13 @@ class ContractionBiasAct(Rule):
             return f"{bias.name} of shape {bias.shape} may not be a bias of {product.name}"
         return None
 
+    def contraction_type(self, match):
+        """Returns the type of the op that multiplies; a backward pass alone has none."""
+        return self.anchor
+
     def contraction_op(self, match):
         """Returns the op that multiplies."""
-        return match.node(self.anchor)
+        return match.node(self.contraction_type(match))
 
     def channels(self, match):
         """Returns the shape that the bias must have."""
@@ -176,7 +180,7 @@ class ContractionBiasAct(Rule):
             self.activation.label,
         ]
         added = " and ".join(filter(None, parts))
-        return " with ".join(filter(None, [self.contraction_op(match).type, added]))
+        return " with ".join(filter(None, [self.contraction_type(match), added]))
 
     def describe(self, match):
         activation = f"activation={match.outputs['y'].op.name} " if self.activation.label else ""

@@ -177,8 +177,8 @@ class QuantizedMatMulBiasAct(ContractionBiasAct):
         known = isinstance(sizes, list)
         return reshape(y, sizes + channels if known else tf.concat([sizes, channels], 0))
 
-    def contraction_op(self, match):
-        return match.node(quantized_chain.MATMUL if match.attrs["equation"] is None else "Einsum")
+    def contraction_type(self, match):
+        return quantized_chain.MATMUL if match.attrs["equation"] is None else "Einsum"
 
     def label(self, match):
         return f"Quantized {super().label(match)}"
