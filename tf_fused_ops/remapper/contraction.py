@@ -38,9 +38,8 @@ class ContractionBiasAct(Rule):
             if "bias" not in self.operands:
                 yield attrs | {"bias_op": None}
                 continue
-            product, rank = self.product(view, anchor), self.bias_rank(view, anchor)
-            for bias_op in dict.fromkeys(_bias_ops(view, product, rank)):
-                yield attrs | {"bias_op": bias_op}
+            sums = sums_with_bias(view, self.product(view, anchor), self.bias_rank(anchor))
+            yield from (attrs | form for form in sums)
 
     def added_backward(self, view, dz):
         """Yields the attributes of what may be added to the product whose gradient is dz: a bias,
@@ -63,7 +62,7 @@ class ContractionBiasAct(Rule):
         """Returns the tensor to which the bias is added."""
         return anchor.outputs[0]
 
-    def bias_rank(self, view, anchor):
+    def bias_rank(self, anchor):
         """Returns the rank of the bias."""
         return 1
 
@@ -234,12 +233,17 @@ def constant_filters(match, name):
     return {f"constant_{name}": op.type == "Const"}
 
 
-def _bias_ops(view, product, rank):
-    """Yields the types of the ops that may add a bias of a rank to a tensor."""
-    for op, port in view.consumers(product):
-        is_sum = op.type in SUMS and op.inputs[1 - port].shape.rank == rank
-        if is_sum or (op.type == "BiasAdd" and rank == 1):
-            yield op.type
+def sums_with_bias(view, product, rank):
+    """Yields, as attributes of a variant, how a bias of a rank may be added to a tensor."""
+    ops = (op for op, port in view.consumers(product) if _adds_bias(op, port, rank))
+    for bias_op in dict.fromkeys(op.type for op in ops):
+        yield {"bias_op": bias_op}
+
+
+def _adds_bias(op, port, rank):
+    """Returns whether an op may add a bias of a rank to what is at a port."""
+    is_sum = op.type in SUMS and op.inputs[1 - port].shape.rank == rank
+    return is_sum or (op.type == "BiasAdd" and rank == 1)
 
 
 def emit_gradients(op_type, *inputs, switches, wanted, device, **options):

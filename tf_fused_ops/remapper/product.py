@@ -147,10 +147,10 @@ class EinsumBiasAct(_ReshapedBiasAct):
         if _contracted(anchor.get_attr("equation")) and self.has_ranks(anchor):
             tensors = (anchor.inputs[0], anchor.inputs[1])
             ranks = {f"{k}_rank": t.shape.rank for k, t in zip("ab", tensors, strict=True)}
-            ranks["bias_rank"] = self.bias_rank(view, anchor)
+            ranks["bias_rank"] = self.bias_rank(anchor)
             yield from (attrs | ranks for attrs in super().variants(view, anchor))
 
-    def bias_rank(self, view, anchor):
+    def bias_rank(self, anchor):
         return anchor.inputs[1].shape.rank - _contracted(anchor.get_attr("equation"))
 
     def linear(self, attrs, a, b, bias=None):
@@ -188,7 +188,7 @@ class HeadsBiasAct(_ReshapedBiasAct):
     def parameters(self, attrs):
         return {"shape": (1, tf.int32)}
 
-    def bias_rank(self, view, anchor):
+    def bias_rank(self, anchor):
         return 2
 
     def product(self, view, anchor):

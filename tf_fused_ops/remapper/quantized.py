@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_fused_ops.remapper import quantized_chain, shapes
-from tf_fused_ops.remapper.contraction import ContractionBiasAct
+from tf_fused_ops.remapper.contraction import ContractionBiasAct, sums_with_bias
 from tf_fused_ops.remapper.emission import emit, reshape
 from tf_fused_ops.remapper.rule import Fused
 
@@ -65,15 +65,13 @@ class QuantizedMatMulBiasAct(ContractionBiasAct):
 
     def variants(self, view, anchor):
         chain = quantized_chain.find(view, anchor)
-        if chain is not None:
-            yield from (attrs | chain.attrs for attrs in super().variants(view, anchor))
-
-    def product(self, view, anchor):
-        return quantized_chain.find(view, anchor).z
-
-    def bias_rank(self, view, anchor):
-        chain = quantized_chain.find(view, anchor)
-        return chain.attrs["b_rank"] - np.size(chain.attrs["axes"])
+        if chain is None:
+            return
+        sums = [{"bias_op": None}]
+        if "bias" in self.operands:
+            rank = chain.attrs["b_rank"] - np.size(chain.attrs["axes"])
+            sums = sums_with_bias(view, chain.z, rank)
+        yield from (chain.attrs | form for form in sums)
 
     def linear(self, attrs, a, b, b_scale, bias=None):
         if attrs["gradient"] is None:
