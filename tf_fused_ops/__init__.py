@@ -29,6 +29,7 @@ from tf_fused_ops.ops import (
     softmax,
     sparse_softmax_cross_entropy,
     sync_batch_norm_act,
+    update_cache,
 )
 from tf_fused_ops.remapper import RemapOptions, remap
 
@@ -60,6 +61,7 @@ __all__ = [
     "softmax",
     "sparse_softmax_cross_entropy",
     "sync_batch_norm_act",
+    "update_cache",
     "viz",
 ]
 

@@ -2,6 +2,7 @@
 
 from tf_fused_ops.ops.attention import attention
 from tf_fused_ops.ops.batch_norm import batch_norm_act
+from tf_fused_ops.ops.cache import update_cache
 from tf_fused_ops.ops.conv import conv2d_bias_act
 from tf_fused_ops.ops.cross_entropy import sparse_softmax_cross_entropy
 from tf_fused_ops.ops.dropout import dropout
@@ -33,4 +34,5 @@ __all__ = [
     "softmax",
     "sparse_softmax_cross_entropy",
     "sync_batch_norm_act",
+    "update_cache",
 ]

@@ -4,7 +4,7 @@ import time
 
 import tensorflow as tf
 
-from tf_fused_ops.ops import _gradient, quantized_matmul, recurrent, reference
+from tf_fused_ops.ops import _gradient, cache, quantized_matmul, recurrent, reference
 from tf_fused_ops.ops.attention import optional_inputs
 from tf_fused_ops.remapper import emission, hiding
 from tf_fused_ops.remapper.graph import GraphView
@@ -284,6 +284,10 @@ def _quantized_matmul(op):
     return [quantized_matmul.stock(op, op.inputs)]
 
 
+def _update_cache(op):
+    return list(cache.stock(op, op.inputs))
+
+
 _STOCK = {
     "TfFusedOps>Act": _act,
     "TfFusedOps>ActGrad": _act_grad,
@@ -308,6 +312,7 @@ _STOCK = {
     "TfFusedOps>RandomWords": _random_words,
     "TfFusedOps>Softmax": _softmax,
     "TfFusedOps>SoftmaxGrad": _softmax_grad,
+    "TfFusedOps>UpdateCache": _update_cache,
     "TfFusedOps>BatchNormAct": _batch_norm,
     "TfFusedOps>BatchNormActGrad": _batch_norm_grad(
         reference.batch_norm_act_grad, 6, ("training", "data_format")

@@ -15,6 +15,7 @@ import time
 import tensorflow as tf
 
 from tf_fused_ops.remapper import (
+    caches,
     compiled_convs,
     conv_moments,
     custom_gradients,
@@ -135,7 +136,7 @@ class _Rewriter:
         updates of variables; returns what `remap_graph` does."""
         begins = self._gradient_ops.keys() | self._anchors(False) | self._anchors(True)
         updates = variable_updates.ANCHORS if in_program_order else ()
-        begins |= set(updates)
+        begins |= {*updates, caches.UPDATE}
         if not any(
             op.type in begins or op.type in depthwise.OPS or compiled_convs.is_compiled_call(op)
             for op in self.graph.get_operations()
@@ -146,6 +147,9 @@ class _Rewriter:
             inlined = compiled_convs.inline(self.view, self._options, self._find_function)
             replaced = self._renew_view(inlined) if inlined else []
             regrouped = depthwise.regroup(self.view, self._options)
+            if self.view.has([caches.UPDATE]):
+                for stack in self._upwards([caches.UPDATE_CACHE.anchor]):
+                    self._try_cache(stack)
             while self._sweep() or self._sweep_backward():
                 pass
             self.view.bury()
@@ -270,6 +274,17 @@ class _Rewriter:
         else:
             self._replace(candidate)
         return reason is None
+
+    def _try_cache(self, stack):
+        """Replaces the updates of a cache that an op stacks."""
+        candidate = caches.candidate(self.view, stack)
+        if candidate is None or not self._options.allows(candidate.name):
+            return
+        reason = candidate.objection()
+        if reason:
+            self._refuse(candidate, reason)
+        else:
+            self._replace(candidate)
 
     def _try_update(self, anchor):
         """Replaces the update of a variable that ends at an op."""

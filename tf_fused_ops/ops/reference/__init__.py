@@ -10,6 +10,7 @@ from tf_fused_ops.ops.reference.batch_norm import (
     batch_norm_act_grad,
     batch_norm_statistics,
 )
+from tf_fused_ops.ops.reference.cache import update_cache
 from tf_fused_ops.ops.reference.channels import pack_mask
 from tf_fused_ops.ops.reference.conv import conv2d_bias_act, conv2d_bias_act_grad, ungrouped
 from tf_fused_ops.ops.reference.cross_entropy import (
@@ -76,4 +77,5 @@ __all__ = [
     "sparse_softmax_cross_entropy_grad",
     "states_before",
     "ungrouped",
+    "update_cache",
 ]

@@ -1,0 +1,22 @@
+"""The cache of keys and values that decoders keep."""
+
+import tensorflow as tf
+
+
+def update_cache(cache, key, value, index, *, slot):
+    """The cache [batch, slots.., length, ...] with key and value, [batch, positions, ...], written
+    into `slot` and the one behind it, the first position at `index`; and these two slots."""
+    sizes, rows, inner = tf.shape(cache), tf.shape(key)[1], tf.shape(key)[2:]
+    length = sizes[-1 - tf.size(inner)]
+    slots = tf.reduce_prod(sizes[1 : -1 - tf.size(inner)])
+    apart = tf.reshape(cache, tf.concat([sizes[:1], [slots, length], inner], 0))
+    index = tf.clip_by_value(tf.cast(index, tf.int32), 0, length - rows)
+
+    def written(number, update):
+        before = apart[:, number]
+        return tf.concat([before[:, :index], update, before[:, index + rows :]], 1)
+
+    keys, values = written(slot, key), written(slot + 1, value)
+    pair = tf.stack([keys, values], 1)
+    updated = tf.concat([apart[:, :slot], pair, apart[:, slot + 2 :]], 1)
+    return tf.reshape(updated, sizes), keys, values
