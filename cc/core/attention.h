@@ -14,12 +14,15 @@
 
 namespace tfo {
 
-// q is [batch, queries, heads, depth], k [batch, keys, heads, depth], v [batch,
-// keys, heads, value_depth] and y [batch, queries, heads, value_depth], dense.
-// Scores, which nobody sees, are [batch, heads, queries, keys].
+// q is [batch, queries, heads, depth], k [batch, keys, key_heads, depth], v
+// [batch, keys, key_heads, value_depth] and y [batch, queries, heads,
+// value_depth], dense. Heads that follow one another share one of the keys',
+// whose number divides theirs. Scores, which nobody sees, are [batch, heads,
+// queries, keys].
 struct AttentionShape {
   DType dtype;
   std::int64_t batch, heads;
+  std::int64_t key_heads;  // the gradient: as many as heads
   std::int64_t queries, keys;
   std::int64_t depth, value_depth;
 };

@@ -56,9 +56,9 @@ class AttentionBase : public tensorflow::OpKernel {
   };
 
   // What the op's inputs say, in `args` and what that points to, and the shapes
-  // that follow.
+  // that follow. Heads may share a head of the keys if these are `grouped`.
   absl::Status ReadInputs(OpKernelContext* ctx, const Tensor& q,
-                          const Tensor& k, const Tensor& v,
+                          const Tensor& k, const Tensor& v, bool grouped,
                           tfo::AttentionArgs* args, tfo::Dropout* dropout,
                           Shapes* shapes) const {
     const int rank = q.dims(), sequence = heads_first_ ? rank - 2 : 1;
@@ -70,12 +70,17 @@ class AttentionBase : public tensorflow::OpKernel {
     Sizes sizes = q.shape().dim_sizes();
     const std::int64_t queries = sizes[sequence];
     if (k.dims() == rank) sizes[sequence] = k.dim_size(sequence);
+    if (grouped && !heads_first_ && k.dims() == rank) {
+      sizes[2] = k.dim_size(2);
+      TF_RETURN_IF_ERROR(CheckKeyHeads(q.dim_size(2), sizes[2]));
+    }
     TF_RETURN_IF_ERROR(
         CheckSizes("key", k, "query with a number of keys", sizes));
     if (v.dims() == rank) sizes[rank - 1] = v.dim_size(rank - 1);
     TF_RETURN_IF_ERROR(
         CheckSizes("value", v, "key with a depth of its own", sizes));
     sizes[sequence] = queries;
+    if (!heads_first_) sizes[2] = q.dim_size(2);
     TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(sizes, &shapes->y));
     if (!heads_first_) std::swap(sizes[1], sizes[2]);
     Sizes& scores = shapes->scores = sizes;
@@ -86,6 +91,7 @@ class AttentionBase : public tensorflow::OpKernel {
     tfo::AttentionShape& s = args->shape;
     s.dtype = kDType<T>;
     s.heads = heads_first_ ? 1 : q.dim_size(2);
+    s.key_heads = heads_first_ ? 1 : k.dim_size(2);
     s.batch = 1;
     for (int i = 0; i < (heads_first_ ? rank - 2 : 1); ++i)
       s.batch *= q.dim_size(i);
@@ -129,7 +135,7 @@ class AttentionOp : public AttentionBase<T> {
     tfo::Dropout dropout;
     typename AttentionBase<T>::Shapes shapes;
     TF_RETURN_IF_ERROR(this->ReadInputs(ctx, ctx->input(0), ctx->input(1),
-                                        ctx->input(2), &args, &dropout,
+                                        ctx->input(2), true, &args, &dropout,
                                         &shapes));
     TF_RETURN_IF_ERROR(Output(ctx, {}, 0, shapes.y, &args.y));
     TF_RETURN_IF_ERROR(Output(ctx, {}, 1, shapes.rows, &args.largest));
@@ -160,8 +166,8 @@ class AttentionGradOp : public AttentionBase<T> {
     tfo::Dropout dropout;
     typename AttentionBase<T>::Shapes shapes;
     TF_RETURN_IF_ERROR(this->ReadInputs(ctx, ctx->input(1), ctx->input(2),
-                                        ctx->input(3), &forward, &dropout,
-                                        &shapes));
+                                        ctx->input(3), false, &forward,
+                                        &dropout, &shapes));
     TF_RETURN_IF_ERROR(CheckShape("dy", dy, "the output", shapes.y));
     TF_RETURN_IF_ERROR(CheckShape("y", y, "the output", shapes.y));
     const char* const what = "the rows of scores";

@@ -1,4 +1,4 @@
-// The attributes of AttentionGrad that shape function and kernel check alike.
+// What shape functions and kernels of attention check alike.
 #ifndef TFO_CC_OPS_ATTENTION_ATTRS_H_
 #define TFO_CC_OPS_ATTENTION_ATTRS_H_
 
@@ -16,6 +16,15 @@ absl::Status ReadBiasGradient(Context* c, bool* bias_gradient) {
   if (*bias_gradient && num_bias == 0)
     return Invalid("bias_gradient asks for that of a bias, got none");
   return absl::OkStatus();
+}
+
+// That heads of the queries can share those of the keys; -1 for an unknown
+// number.
+inline absl::Status CheckKeyHeads(std::int64_t heads, std::int64_t key_heads) {
+  if (heads < 0 || key_heads < 0 || heads == key_heads) return absl::OkStatus();
+  if (key_heads > 0 && heads % key_heads == 0) return absl::OkStatus();
+  return Invalid("key must have a number of heads that divides query's, ",
+                 heads, ", got ", key_heads);
 }
 
 }  // namespace tf_fused_ops

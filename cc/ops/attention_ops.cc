@@ -9,10 +9,11 @@ namespace {
 
 // The shapes of y, of the scores and of what is kept of their rows, from those
 // of q, k, v and, if there are any, the mask and the bias, of which `optional`
-// is the first.
+// is the first. Heads may share a head of the keys if these are `grouped`.
 absl::Status AttentionShapes(InferenceContext* c, ShapeHandle q, ShapeHandle k,
-                             ShapeHandle v, int optional, ShapeHandle* y,
-                             ShapeHandle* scores, ShapeHandle* rows) {
+                             ShapeHandle v, int optional, bool grouped,
+                             ShapeHandle* y, ShapeHandle* scores,
+                             ShapeHandle* rows) {
   bool heads_first;
   int num_masks, num_bias, num_rng;
   TF_RETURN_IF_ERROR(c->GetAttr("heads_first", &heads_first));
@@ -33,12 +34,18 @@ absl::Status AttentionShapes(InferenceContext* c, ShapeHandle q, ShapeHandle k,
   TF_RETURN_IF_ERROR(RequireRank(c, "value", rank, rank, &v));
   ShapeHandle like_q, like_k;
   TF_RETURN_IF_ERROR(c->ReplaceDim(q, sequence, c->Dim(k, sequence), &like_q));
+  if (grouped && !heads_first) {
+    TF_RETURN_IF_ERROR(c->ReplaceDim(like_q, 2, c->Dim(k, 2), &like_q));
+    TF_RETURN_IF_ERROR(
+        CheckKeyHeads(c->Value(c->Dim(q, 2)), c->Value(c->Dim(k, 2))));
+  }
   TF_RETURN_IF_ERROR(
       MergeNamed(c, "key", k, "query with a number of keys", &like_q));
   TF_RETURN_IF_ERROR(c->ReplaceDim(like_q, -1, c->Dim(v, -1), &like_k));
   TF_RETURN_IF_ERROR(
       MergeNamed(c, "value", v, "key with a depth of its own", &like_k));
   TF_RETURN_IF_ERROR(c->ReplaceDim(like_k, sequence, c->Dim(q, sequence), y));
+  if (!heads_first) TF_RETURN_IF_ERROR(c->ReplaceDim(*y, 2, c->Dim(q, 2), y));
   std::vector<DimensionHandle> sizes;
   for (int i = 0; i + 1 < rank; ++i) sizes.push_back(c->Dim(*y, i));
   if (!heads_first) std::swap(sizes[1], sizes[2]);
@@ -57,7 +64,7 @@ absl::Status AttentionShapes(InferenceContext* c, ShapeHandle q, ShapeHandle k,
 absl::Status AttentionShape(InferenceContext* c) {
   ShapeHandle y, scores, rows;
   TF_RETURN_IF_ERROR(AttentionShapes(c, c->input(0), c->input(1), c->input(2),
-                                     3, &y, &scores, &rows));
+                                     3, true, &y, &scores, &rows));
   c->set_output(0, y);
   c->set_output(1, rows);
   c->set_output(2, rows);
@@ -69,7 +76,7 @@ absl::Status AttentionGradShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(ReadBiasGradient(c, &bias_gradient));
   ShapeHandle y, scores, rows;
   TF_RETURN_IF_ERROR(AttentionShapes(c, c->input(1), c->input(2), c->input(3),
-                                     7, &y, &scores, &rows));
+                                     7, false, &y, &scores, &rows));
   TF_RETURN_IF_ERROR(MergeNamed(c, "dy", c->input(0), "the output", &y));
   TF_RETURN_IF_ERROR(MergeNamed(c, "y", c->input(4), "the output", &y));
   for (const auto& [name, index] :
@@ -111,8 +118,9 @@ Computes dropout(softmax(z)) value in one op, where z is query key^T * scale + b
 true, otherwise `masked`, without z in memory.
 
 query: [batch, queries, heads, depth].
-key: [batch, keys, heads, depth].
-value: [batch, keys, heads, value_depth].
+key: [batch, keys, key_heads, depth], where key_heads divides heads; as many heads that follow one
+  another share one of them.
+value: [batch, keys, key_heads, value_depth].
 mask: of as many keys, otherwise broadcast to the scores, [batch, heads,
   queries, keys]; empty for one that is true everywhere.
 bias: of as many keys, otherwise broadcast to the scores; empty for none.
@@ -128,7 +136,7 @@ scale: as written in decimals: 0.1 is that also where T is double; so is
 masked: what z is where the mask is false.
 zero_masked: whether the softmax is zero where the mask is false, also in rows where it is false everywhere.
 heads_first: query is [..., queries, depth], key [..., keys, depth], value
-  [..., keys, value_depth], y [..., queries, value_depth], scores [..., queries, keys].
+  [..., keys, value_depth], y [..., queries, value_depth], scores [..., queries, keys]; none is shared.
 dropout_rate: Dropout's rate.
 dropout_scale: Dropout's scale.
 )doc");
@@ -167,7 +175,7 @@ Computes the gradient of Attention in one op; the scores are computed again.
 
 dy: the gradient of y.
 query: the forward op's query.
-key: the forward op's key.
+key: the forward op's key, of as many heads as the query.
 value: the forward op's value.
 y: the forward op's y.
 largest: the forward op's largest.

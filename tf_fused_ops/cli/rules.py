@@ -50,10 +50,10 @@ def collect(pattern="*"):
         [{"rule", "family", "chain", "activation", "spellings", "code", "fused_ops", "state"}].
     """
     from tf_fused_ops.cli import stock_code
-    from tf_fused_ops.remapper import recurrent, rules, variable_updates
+    from tf_fused_ops.remapper import caches, recurrent, rules, variable_updates
 
     table = {}
-    for rule in (*rules.RULES, *variable_updates.UPDATES):
+    for rule in (*rules.RULES, caches.UPDATE_CACHE, *variable_updates.UPDATES):
         if not fnmatch.fnmatchcase(rule.name, pattern):
             continue
         entry = table.setdefault(rule.name, {

@@ -34,8 +34,9 @@ def attention(
 
     Args:
         query: Tensor [batch, queries, heads, depth]; float16, bfloat16, float32 or float64.
-        key: Tensor [batch, keys, heads, depth].
-        value: Tensor [batch, keys, heads, value_depth].
+        key: Tensor [batch, keys, key_heads, depth]. Where key_heads is less than heads, which it
+            divides, heads that follow one another share one (grouped-query attention).
+        value: Tensor [batch, keys, key_heads, value_depth].
         mask: Boolean tensor, of as many keys and otherwise broadcast to the scores, [batch, heads,
             queries, keys]; None for one that is true everywhere. Where it is false for whole blocks
             of queries and keys these are not read, so that NaN in their values does not show.
@@ -47,7 +48,7 @@ def attention(
         zero_masked: Whether weights, the values of the softmax, are zero where the mask is false,
             also where it is false for all keys.
         heads_first: Whether the tensors are [..., queries, depth], [..., keys, depth] and [...,
-            keys, value_depth] instead, and scores [..., queries, keys].
+            keys, value_depth] instead, and scores [..., queries, keys]; no heads are shared.
         dropout_rate: The probability of a weight to be set to zero, as by `dropout`; a Python
             number from 0 to below 1 and, for float64, of six digits.
         seed: Tensor of two integers, int32 or int64, if the dropout rate is not 0.
@@ -127,7 +128,10 @@ def _attention_gradient(op, dy, dlargest, dinverse_sum):
     query, key, value, *rest = op.inputs
     mask, bias, random = optional_inputs(op, rest)
     bias_gradient = bias is not None and _gradient.wanted(op)[3 + (mask is not None)]
-    *gradients, of_scores = ops.tf_fused_ops_attention_grad(
+    operands = key, value
+    if not attributes["heads_first"]:
+        key, value = (reference.for_each_head(x, query) for x in operands)
+    of_query, *of_keys, of_scores = ops.tf_fused_ops_attention_grad(
         dy=dy,
         query=query,
         key=key,
@@ -142,8 +146,10 @@ def _attention_gradient(op, dy, dlargest, dinverse_sum):
         bias_gradient=bias_gradient,
         **attributes,
     )
+    if not attributes["heads_first"]:
+        of_keys = map(reference.over_shared_heads, of_keys, operands)
     of_bias = [unbroadcast(of_scores, bias) if bias_gradient else None] * (bias is not None)
-    return [*gradients, *[None] * (mask is not None), *of_bias, *(None for _ in random)]
+    return [of_query, *of_keys, *[None] * (mask is not None), *of_bias, *(None for _ in random)]
 
 
 def unbroadcast(gradient, bias):

@@ -3,6 +3,7 @@
 from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.framework import tensor_util
 
 from tf_fused_ops.ops.attention import unbroadcast
 from tf_fused_ops.remapper import dropout, shapes
@@ -133,9 +134,13 @@ class Attention(Softmax):
     def fuse(self, match, training):
         attrs = match.attrs
         query, random = match.operands["query"], self._random(match)
+        factors = self._factors(match)
+        # What is repeated for heads that share it is read where it lies.
+        single = [] if attrs["heads_first"] else list(map(_single, factors[1:]))
         outputs = emit(
             self.fused_ops[0],
-            *self._factors(match),
+            query,
+            *(single if single and None not in single else factors[1:]),
             self.mask_of(match),
             self._bias_of(match),
             *_lists(random),
@@ -205,6 +210,36 @@ class Attention(Softmax):
             return shape
 
         return dropout.words(match, make_shape) if match.attrs["dropped"] else ()
+
+
+def _single(repeated):
+    """Returns the keys or values of which each head is repeated, as by `tf.repeat` over the third
+    axis, or None."""
+    ops, tensor = [], repeated
+    for op_type in ("Reshape", "Tile", "ExpandDims"):
+        if tensor.op.type != op_type or tensor.shape.rank is None:
+            return None
+        ops.append(tensor.op)
+        tensor = tensor.op.inputs[0]
+    reshape, tile, expand = ops
+    sizes, tiled = tensor.shape, tile.outputs[0].shape
+    axis = tensor_util.constant_value(expand.inputs[1])
+    if sizes.rank != 4 or repeated.shape.rank != 4 or axis not in (3, -2):
+        return None
+    times = tile.inputs[1].op
+    for place in (0, 1, 2, 4):
+        size = sizes[place - (place > 3)]
+        if size is None or tiled[place] != size:
+            one = times.inputs[place] if times.type == "Pack" else times.outputs[0]
+            if times.type != "Pack" or tensor_util.constant_value(one) != 1:
+                return None
+    if None in (sizes[2], sizes[3], tiled[3]) or reshape.outputs[0].shape[2:] != [
+        sizes[2] * tiled[3],
+        sizes[3],
+    ]:
+        return None
+    same = shapes.dimensions(repeated)[:2] == shapes.dimensions(tensor)[:2]
+    return tensor if same else None
 
 
 def _lists(random):

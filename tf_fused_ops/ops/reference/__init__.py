@@ -4,7 +4,12 @@ They compute what the fused ops compute, on every device that TensorFlow knows: 
 gradients of gradients, and for graphs that must run where tf_fused_ops is not installed.
 """
 
-from tf_fused_ops.ops.reference.attention import attention, attention_grad
+from tf_fused_ops.ops.reference.attention import (
+    attention,
+    attention_grad,
+    for_each_head,
+    over_shared_heads,
+)
 from tf_fused_ops.ops.reference.batch_norm import (
     batch_norm_act,
     batch_norm_act_grad,
@@ -57,6 +62,7 @@ __all__ = [
     "conv2d_bias_act_grad",
     "dequantized",
     "dropout",
+    "for_each_head",
     "group_norm_act",
     "group_norm_act_grad",
     "group_norm_statistics",
@@ -67,6 +73,7 @@ __all__ = [
     "matmul_bias_act_grad",
     "max_pool_act",
     "max_pool_act_grad",
+    "over_shared_heads",
     "pack_mask",
     "quantized_matmul_bias_act",
     "recurrent",

@@ -32,8 +32,8 @@ def attention(
 
     Args:
         query: [batch, queries, heads, depth], or heads in front.
-        key: [batch, keys, heads, depth].
-        value: [batch, keys, heads, value_depth].
+        key: [batch, keys, key_heads, depth]; heads that follow one another share one of them.
+        value: [batch, keys, key_heads, value_depth].
         mask: Of the scores, or None.
         bias: Of the scores, or None.
         random: Key and counter of the random words of a dropout; empty for none.
@@ -48,6 +48,8 @@ def attention(
         The output; of each row of scores the largest, and 1 / the sum of e^(score - largest).
     """
     to_scores, to_output = _EQUATIONS[heads_first]
+    if not heads_first:
+        key, value = (for_each_head(x, query) for x in (key, value))
     z = _scores(to_scores, query, key, mask, bias, scale, masked)
     weights = tf.nn.softmax(z)
     left = _leaving(mask if zero_masked else None, random, dropout_rate, dropout_scale, query.dtype)
@@ -77,7 +79,7 @@ def attention_grad(
 
     Args:
         dy: The gradient of the output.
-        query: As in the forward function, like the rest.
+        query: As in the forward function, like the rest, but for keys of as many heads.
         bias_gradient: Whether the last one is asked for; otherwise it is empty.
     """
     to_scores, to_output = _EQUATIONS[heads_first]
@@ -98,6 +100,24 @@ def attention_grad(
         dz if bias_gradient else tf.zeros([0], dz.dtype),
     ]
     return [tf.cast(gradient, query.dtype) for gradient in gradients]
+
+
+def for_each_head(x, query):
+    """Returns keys or values [batch, keys, key_heads, depth] for each head of a query."""
+    if x.shape.rank == query.shape.rank == 4 and None is not x.shape[2] == query.shape[2]:
+        return x
+    heads, key_heads = tf.shape(query)[2], tf.shape(x)[2]
+    return tf.repeat(x, heads // tf.maximum(key_heads, 1), axis=2)
+
+
+def over_shared_heads(gradient, x):
+    """Returns the gradient of keys or values x, given that of what `for_each_head` made of them."""
+    if gradient.shape.rank == 4 and None is not gradient.shape[2] == x.shape[2]:
+        return gradient
+    batch, keys, key_heads, depth = tf.unstack(tf.shape(x))
+    shared = tf.shape(gradient)[2] // tf.maximum(key_heads, 1)
+    parts = tf.reshape(wide(gradient), [batch, keys, key_heads, shared, depth])
+    return tf.cast(tf.reduce_sum(parts, 3), x.dtype)
 
 
 def _scores(to_scores, query, key, mask, bias, scale, masked):
