@@ -1,14 +1,23 @@
 """Rules for matrix products with bias, side input and activation."""
 
 import abc
+import dataclasses
 import math
 from typing import ClassVar
 
 import tensorflow as tf
+from tensorflow.python.framework import tensor_util
 
+from tf_fused_ops._devices import device_type
 from tf_fused_ops.remapper import shapes, spellings
 from tf_fused_ops.remapper.contraction import AddAct, ContractionBiasAct
 from tf_fused_ops.remapper.emission import reshape
+
+
+# What the anchors call it.
+_TRANSPOSES_B = ("transpose_b", "adj_y")
+# From how many bytes on, and for how many rows, a matrix is read faster than by stock.
+_LARGE_MATRIX, _MOST_FEW_ROWS = 1 << 20, 16
 
 
 class MatMulBiasAct(ContractionBiasAct):
@@ -41,6 +50,9 @@ class MatMulBiasAct(ContractionBiasAct):
         """Returns whether both factors have ranks that they may have."""
         factors = zip(self.contraction, anchor.inputs, strict=False)
         return all(tensor.shape.rank in self.operands[name] for name, tensor in factors)
+
+    def fuse(self, match, training):
+        return super().fuse(match if training else _untransposed(match), training)
 
     def linear(self, attrs, a, b, bias=None):
         z = tf.raw_ops.MatMul(
@@ -282,6 +294,46 @@ class BatchMatMulBiasAddAct(AddAct, BatchMatMulBiasAct):
     differentiable = (*BatchMatMulBiasAct.differentiable, "side_input")
 
 
+class _FewRows:
+    """Products of a few rows with a large matrix alone, which is read once.
+
+    Otherwise bare products stay TensorFlow's. Measured on two cores with AVX-512, 1 to 16 rows, 768
+    x 768 to 768 x 8000: stock takes 1.1 to 2.6 times as long in float32, 1.2 to 2.6 in bfloat16 and
+    1.3 to 4 in float16; with 32 rows or smaller matrices 0.7 to 1.3.
+    """
+
+    differentiable = ()
+    last = True
+
+    def variants(self, view, anchor):
+        a, b = anchor.inputs
+        _, transposes_b = self.captured[self.anchor]
+        for attrs in super().variants(view, anchor):
+            rows = a.shape.num_elements() or 0
+            depth = b.shape[-1 if view.attr(anchor, transposes_b) else 0]
+            large = (b.shape.num_elements() or 0) * b.dtype.size >= _LARGE_MATRIX
+            if large and depth and rows <= _MOST_FEW_ROWS * depth:
+                yield attrs
+
+    def check(self, match):
+        device = device_type(match.nodes[0].device)
+        if device != "CPU":
+            return f"a product alone is TensorFlow's on {device}"
+        return super().check(match)
+
+
+class FewRowsMatMul(_FewRows, MatMulAct):
+    """matmul(a, b) of a few rows with a large matrix."""
+
+    family = "few_rows_matmul"
+
+
+class FewRowsBatchMatMul(_FewRows, BatchMatMulAct):
+    """matmul(a, b) of a batch of matrices with few rows together and one large matrix."""
+
+    family = "few_rows_batch_matmul"
+
+
 class EinsumAct(EinsumBiasAct):
     """act(einsum("…K,KN->…N", a, b)); K and N are one or more dimensions each."""
 
@@ -392,6 +444,23 @@ def _contracted(equation):
         ):
             return count
     return 0
+
+
+def _untransposed(match):
+    """Returns the match with the matrix that b is the transpose of, if it is one.
+
+    TensorFlow does that to its own products: a copy of all weights would take longer than these.
+    """
+    op = match.operands["b"].op
+    name = next((name for name in _TRANSPOSES_B if name in match.attrs), None)
+    if name is None or op.type != "Transpose":
+        return match
+    order = tensor_util.constant_value(op.inputs[1])
+    if order is None or list(order) != [1, 0]:
+        return match
+    operands = match.operands | {"b": op.inputs[0]}
+    attrs = match.attrs | {name: not match.attrs[name]}
+    return dataclasses.replace(match, operands=operands, attrs=attrs)
 
 
 def _reshaped(view, anchor):

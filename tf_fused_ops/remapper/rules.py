@@ -90,6 +90,8 @@ def _table():
         yield from _with_activations(chain, core)
     yield convolution.GROUPED
     yield conv_moments.CONV_MOMENTS
+    yield product.FewRowsMatMul()
+    yield product.FewRowsBatchMatMul()
     yield max_pool.ReluMaxPool()
     yield attention.Attention()
     yield softmax.Softmax()
