@@ -1,4 +1,4 @@
-"""`accelerate`: Keras's fit, evaluate and predict with fused ops."""
+"""`accelerate`: Keras's fit, evaluate and predict, and KerasHub's generate, with fused ops."""
 
 import functools
 import warnings
@@ -13,18 +13,21 @@ _STEPS = {
     "test_step": "test_function",
     "predict_step": "predict_function",
 }
+# What models of KerasHub that generate have, too, and what makes a function of it.
+_GENERATION, _MAKE_GENERATION = "generate_step", "make_generate_function"
 # What Keras asks where jit_compile is "auto".
 _CHOICE_OF_JIT = "_resolve_auto_jit_compile"
 
 
 def accelerate(model, enable=True, verbose=0, remap=None):
-    """Makes `fit`, `evaluate`, `predict` and `train_on_batch` of a Keras model run fused ops.
+    """Makes `fit`, `evaluate`, `predict` and `train_on_batch` of a Keras model run fused ops, and
+    `generate` if it is one of KerasHub's that generate text or images.
 
     Works before and after `compile`, for subclassed models and for models with a `train_step` of
     their own. Callbacks, metrics, `steps_per_execution`, `run_eagerly` (which runs stock ops),
     distribution strategies and `jit_compile` (which leaves nothing to fuse, and a warning says so)
     stay what they are; `jit_compile="auto"` chooses the fused ops, not XLA, if `compile` comes
-    after.
+    after. `generate`, for which models choose XLA when they are made, always runs fused ops.
 
         model.compile("adam", "sparse_categorical_crossentropy")
         tfo.accelerate(model, verbose=1)
@@ -53,18 +56,36 @@ def accelerate(model, enable=True, verbose=0, remap=None):
     _keras.check_backend("tf_fused_ops.accelerate")
     if not isinstance(model, keras.Model):
         raise TypeError(f"model must be a keras.Model; got {type(model).__name__}")
-    for name in (*_STEPS, _CHOICE_OF_JIT):
+    generates = all(hasattr(model, name) for name in (_GENERATION, _MAKE_GENERATION))
+    steps = _STEPS | ({_GENERATION: "generate_function"} if generates else {})
+    for name in (*steps, _CHOICE_OF_JIT, _MAKE_GENERATION):
         _restore(model, name)
     if enable:
         tracing.install()
-        for name in _STEPS:
+        for name in steps:
             session = tracing.Session(remap or RemapOptions(), False, [])
             _put(model, name, _remapped(model, name, session, verbose))
         _put(model, _CHOICE_OF_JIT, lambda: False)
-    for function in _STEPS.values():
+        if generates:
+            _put(model, _MAKE_GENERATION, _uncompiled(model, getattr(model, _MAKE_GENERATION)))
+    for function in steps.values():
         # Keras makes them anew, from the steps, when they are needed.
         setattr(model, function, None)
     return model
+
+
+def _uncompiled(model, make):
+    """Returns a function that makes another one of the model as if XLA were not to compile it."""
+
+    @functools.wraps(make)
+    def made():
+        chosen, model.jit_compile = model.jit_compile, False
+        try:
+            return make()
+        finally:
+            model.jit_compile = chosen
+
+    return made
 
 
 def _remapped(model, name, session, verbose):
