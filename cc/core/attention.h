@@ -25,6 +25,8 @@ struct AttentionShape {
   std::int64_t key_heads;  // the gradient: as many as heads
   std::int64_t queries, keys;
   std::int64_t depth, value_depth;
+  // From one sequence of keys, or of values, to the next; the gradient: dense.
+  std::int64_t key_stride, value_stride;
 };
 
 // What is added to the scaled scores.

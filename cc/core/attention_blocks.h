@@ -60,11 +60,11 @@ TFO_INLINE HeadRows<P> RowsOfHead(P* data, const AttentionShape& s,
 // The same of keys or values, `head` being one of the queries'.
 template <class P>
 TFO_INLINE HeadRows<P> RowsOfKeyHead(P* data, const AttentionShape& s,
-                                     int64_t head, int64_t depth) {
+                                     int64_t head, int64_t stride,
+                                     int64_t depth) {
   const int64_t b = head / s.heads, h = head % s.heads;
   const int64_t shared = h / (s.heads / s.key_heads);
-  return {data + (b * s.keys * s.key_heads + shared) * depth,
-          s.key_heads * depth};
+  return {data + b * stride + shared * depth, s.key_heads * depth};
 }
 
 // Scales rows of products of `n` keys from `key` on, and adds their bias, if

@@ -77,10 +77,10 @@ class AttentionForwardWork {
 
   template <bool kMask>
   void RunTask(int64_t head, int64_t part, int worker) {
-    const auto k =
-        RowsOfKeyHead(static_cast<const T*>(args_.k), s_, head, s_.depth);
-    const auto v =
-        RowsOfKeyHead(static_cast<const T*>(args_.v), s_, head, s_.value_depth);
+    const auto k = RowsOfKeyHead(static_cast<const T*>(args_.k), s_, head,
+                                 s_.key_stride, s_.depth);
+    const auto v = RowsOfKeyHead(static_cast<const T*>(args_.v), s_, head,
+                                 s_.value_stride, s_.value_depth);
     const int64_t first = part * blocks_;
     const int64_t last = Min(queries_.count(), first + blocks_);
     const int64_t begin = queries_.Begin(first);

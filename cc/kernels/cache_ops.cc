@@ -1,10 +1,10 @@
 // UpdateCache on the CPU: bytes copied, as few as may be.
 #include <algorithm>
 #include <cstring>
-#include <limits>
+#include <vector>
 
 #include "cc/kernels/kernel_util.h"
-#include "cc/ops/shape_util.h"
+#include "cc/ops/cache_slots.h"
 
 namespace tf_fused_ops {
 namespace {
@@ -77,7 +77,9 @@ class UpdateCacheOp : public tensorflow::OpKernel {
       for (std::int64_t b = 0; b < sizes.batch && bytes > 0; ++b) {
         std::memcpy(to + b * sizes.sequence(), from + b * bytes, bytes);
       }
-      TF_RETURN_IF_ERROR(SetSlot(ctx, *updated, sizes, shape, i));
+      if (ctx->output_required(1 + i)) {
+        TF_RETURN_IF_ERROR(SetSlot(ctx, *updated, sizes, shape, i));
+      }
     }
     return absl::OkStatus();
   }
@@ -92,18 +94,11 @@ class UpdateCacheOp : public tensorflow::OpKernel {
           cache.shape().DebugString(), " and ", key.shape().DebugString());
     }
     sizes->batch = cache.dim_size(0);
-    for (int i = 1; i < axis; ++i) {
-      // Of an empty cache there may be more than a number can hold.
-      if (__builtin_mul_overflow(sizes->slots, cache.dim_size(i),
-                                 &sizes->slots)) {
-        sizes->slots = std::numeric_limits<std::int64_t>::max();
-      }
-    }
+    std::vector<std::int64_t> slots;
+    for (int i = 1; i < axis; ++i) slots.push_back(cache.dim_size(i));
+    sizes->slots = ProductOf(slots);
     sizes->length = cache.dim_size(axis);
-    if (slot_ + 1 >= sizes->slots) {
-      return Invalid("slot and the one behind it must be of ", sizes->slots,
-                     " that cache has, got ", slot_);
-    }
+    TF_RETURN_IF_ERROR(CheckSlots("cache", slot_, 2, sizes->slots));
     TF_RETURN_IF_ERROR(shape->AddDimWithStatus(sizes->batch));
     for (int i = axis; i < cache.dims(); ++i) {
       TF_RETURN_IF_ERROR(shape->AddDimWithStatus(cache.dim_size(i)));

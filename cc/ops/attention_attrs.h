@@ -27,6 +27,11 @@ inline absl::Status CheckKeyHeads(std::int64_t heads, std::int64_t key_heads) {
                  heads, ", got ", key_heads);
 }
 
+inline absl::Status CheckCache(std::int64_t slot, bool heads_first) {
+  if (slot < 0 || !heads_first) return absl::OkStatus();
+  return Invalid("slot is not for keys with heads_first, got ", slot);
+}
+
 }  // namespace tf_fused_ops
 
 #endif  // TFO_CC_OPS_ATTENTION_ATTRS_H_

@@ -1,6 +1,7 @@
 // Attention and its gradient.
 #include "cc/ops/attention_attrs.h"
 #include "cc/ops/broadcast_input.h"
+#include "cc/ops/cache_slots.h"
 #include "cc/ops/dropout.h"
 #include "tensorflow/core/framework/op.h"
 
@@ -61,10 +62,33 @@ absl::Status AttentionShapes(InferenceContext* c, ShapeHandle q, ShapeHandle k,
   return absl::OkStatus();
 }
 
+// The shape of a slot of a cache, as UpdateCache has it, which is to have
+// `count` of them from `slot` on.
+absl::Status SlotShape(InferenceContext* c, const char* name, std::int64_t slot,
+                       int count, ShapeHandle cache, ShapeHandle* out) {
+  *out = c->UnknownShape();
+  TF_RETURN_IF_ERROR(RequireRank(c, name, 5, kAnyRank, &cache));
+  if (!c->RankKnown(cache)) return absl::OkStatus();
+  TF_RETURN_IF_ERROR(CheckSlots(name, slot, count, SlotsOf(c, cache, 3)));
+  ShapeHandle row;
+  TF_RETURN_IF_ERROR(c->Subshape(cache, -3, &row));
+  return c->Concatenate(c->Vector(c->Dim(cache, 0)), row, out);
+}
+
 absl::Status AttentionShape(InferenceContext* c) {
+  ShapeHandle key = c->input(1), value = c->input(2);
+  std::int64_t slot;
+  bool heads_first;
+  TF_RETURN_IF_ERROR(c->GetAttr("slot", &slot));
+  TF_RETURN_IF_ERROR(c->GetAttr("heads_first", &heads_first));
+  TF_RETURN_IF_ERROR(CheckCache(slot, heads_first));
+  if (slot >= 0) {
+    TF_RETURN_IF_ERROR(SlotShape(c, "key", slot, 1, key, &key));
+    TF_RETURN_IF_ERROR(SlotShape(c, "value", slot, 2, value, &value));
+  }
   ShapeHandle y, scores, rows;
-  TF_RETURN_IF_ERROR(AttentionShapes(c, c->input(0), c->input(1), c->input(2),
-                                     3, true, &y, &scores, &rows));
+  TF_RETURN_IF_ERROR(
+      AttentionShapes(c, c->input(0), key, value, 3, true, &y, &scores, &rows));
   c->set_output(0, y);
   c->set_output(1, rows);
   c->set_output(2, rows);
@@ -112,6 +136,7 @@ REGISTER_OP("TfFusedOps>Attention")
     .Attr("heads_first: bool = false")
     .Attr("dropout_rate: float = 0.0")
     .Attr("dropout_scale: float = 1.0")
+    .Attr("slot: int >= -1 = -1")
     .SetShapeFn(AttentionShape)
     .Doc(R"doc(
 Computes dropout(softmax(z)) value in one op, where z is query key^T * scale + bias if the mask is
@@ -139,6 +164,8 @@ heads_first: query is [..., queries, depth], key [..., keys, depth], value
   [..., keys, value_depth], y [..., queries, value_depth], scores [..., queries, keys]; none is shared.
 dropout_rate: Dropout's rate.
 dropout_scale: Dropout's scale.
+slot: if not -1, key and value are caches as UpdateCache has them, [batch, slots.., keys, key_heads,
+  depth], of which this slot of key and the one behind it of value are read.
 )doc");
 
 REGISTER_OP("TfFusedOps>AttentionGrad")

@@ -1,12 +1,12 @@
 // The update of a cache of keys and values, as decoders keep one.
-#include "cc/ops/shape_util.h"
+#include "cc/ops/cache_slots.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace tf_fused_ops {
 namespace {
 
 absl::Status UpdateCacheShape(InferenceContext* c) {
-  int slot;
+  std::int64_t slot;
   TF_RETURN_IF_ERROR(c->GetAttr("slot", &slot));
   ShapeHandle cache = c->input(0), key = c->input(1), index = c->input(3);
   TF_RETURN_IF_ERROR(RequireRank(c, "cache", 3, kAnyRank, &cache));
@@ -22,17 +22,7 @@ absl::Status UpdateCacheShape(InferenceContext* c) {
     return Invalid("cache must have more dimensions than key, ",
                    c->DebugString(key), ", got ", c->DebugString(cache));
   }
-  // Of an empty cache there may be more than a number can hold.
-  std::int64_t slots = 1;
-  bool known = true;
-  for (int i = 1; i < length && known; ++i) {
-    const std::int64_t size = c->Value(c->Dim(cache, i));
-    known = size >= 0 && !__builtin_mul_overflow(slots, size, &slots);
-  }
-  if (known && slot + std::int64_t{1} >= slots) {
-    return Invalid("slot and the one behind it must be of ", slots,
-                   " that cache has, got ", slot);
-  }
+  TF_RETURN_IF_ERROR(CheckSlots("cache", slot, 2, SlotsOf(c, cache, rank - 1)));
   std::vector<DimensionHandle> sizes{c->Dim(cache, 0)};
   for (int i = length; i < c->Rank(cache); ++i)
     sizes.push_back(c->Dim(cache, i));

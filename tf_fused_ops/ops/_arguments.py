@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from tf_fused_ops.ops import _decimals
 
+# An attribute has room for more, a tensor has not.
+_LARGEST_SLOT = 2**31 - 2
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
@@ -64,6 +66,14 @@ def integer(name, value):
         return operator.index(value)
     except TypeError:
         raise ValueError(f"{name} must be an integer; got {value!r}") from None
+
+
+def slot(name, value):
+    """Returns the number of a slot of a cache, which has one behind it."""
+    value = integer(name, value)
+    if not 0 <= value <= _LARGEST_SLOT:
+        raise ValueError(f"{name} must be from 0 to {_LARGEST_SLOT}; got {value}")
+    return value
 
 
 def number(name, value):

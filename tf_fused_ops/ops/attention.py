@@ -23,6 +23,7 @@ def attention(
     dropout_rate=0.0,
     seed=None,
     bias=None,
+    slot=None,
     name=None,
 ):
     """Computes dropout(softmax(query key^T * scale + bias)) value in one op, without the scores in
@@ -54,6 +55,9 @@ def attention(
         seed: Tensor of two integers, int32 or int64, if the dropout rate is not 0.
         bias: Tensor of the query's dtype that is added to the scaled scores, of as many keys and
             otherwise broadcast to them; None for none.
+        slot: If not None, a Python integer: key and value are caches as `update_cache` returns
+            them, [batch, slots.., keys, key_heads, depth], as a rule the same one, of which this
+            slot of key and the one behind it of value are read where they lie.
         name: A name for the operation.
 
     Returns:
@@ -82,6 +86,7 @@ def attention(
         # Without depth there is nothing to scale.
         scale = depth**-0.5 if depth else 1.0
     query, scale, masked = _arguments.scaled(query, scale, masked)
+    slot = -1 if slot is None else _arguments.slot("slot", slot)
     # The scale of weights is that of the values.
     value, rate, kept_scale = _arguments.dropped("dropout_rate", dropout_rate, value)
     rng_key, rng_counter = [], []
@@ -102,6 +107,7 @@ def attention(
         heads_first=bool(heads_first),
         dropout_rate=rate,
         dropout_scale=kept_scale,
+        slot=slot,
         name=name,
     )
     return y
@@ -117,12 +123,13 @@ def optional_inputs(op, rest):
 
 @tf.RegisterGradient("TfFusedOps>Attention")
 def _attention_gradient(op, dy, dlargest, dinverse_sum):
-    attributes = _gradient.attributes(op, *_ATTRIBUTES)
-    if not (_gradient.is_zero(dlargest) and _gradient.is_zero(dinverse_sum)):
+    attributes, slot = _gradient.attributes(op, *_ATTRIBUTES), op.get_attr("slot")
+    of_y_alone = _gradient.is_zero(dlargest) and _gradient.is_zero(dinverse_sum)
+    if slot >= 0 or not of_y_alone:
 
         def stock(query, key, value, *rest):
             optional = optional_inputs(op, rest)
-            return reference.attention(query, key, value, *optional, **attributes)
+            return reference.attention(query, key, value, *optional, slot=slot, **attributes)
 
         return _gradient.differentiate(stock, op, [dy, dlargest, dinverse_sum])
     query, key, value, *rest = op.inputs

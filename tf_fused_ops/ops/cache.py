@@ -5,8 +5,6 @@ import tensorflow as tf
 from tf_fused_ops._library import ops
 from tf_fused_ops.ops import _arguments, _gradient, reference
 
-_LARGEST_SLOT = 2**31 - 2
-
 
 def update_cache(cache, key, value, index, slot=0, name=None):
     """Writes keys and values of some positions into a cache of those of all, as decoders keep one.
@@ -14,8 +12,8 @@ def update_cache(cache, key, value, index, slot=0, name=None):
     In place where nothing else needs the old cache: as a variable of a `tf.while_loop`, in which
     all but this gives up its memory in every step. On CPUs.
 
-        cache, keys, values = tfo.update_cache(cache, key, value, position, slot=2 * layer)
-        context = tfo.attention(query, keys, values, mask)
+        cache, _, _ = tfo.update_cache(cache, key, value, position, slot=2 * layer)
+        context = tfo.attention(query, cache, cache, mask, slot=2 * layer)
 
     Args:
         cache: Tensor [batch, slots.., length, ...]; float16, bfloat16, float32 or float64. Its
@@ -38,15 +36,12 @@ def update_cache(cache, key, value, index, slot=0, name=None):
         tf.errors.InvalidArgumentError: An argument does not fit.
     """
     cache = _arguments.tensor("cache", cache)
-    slot = _arguments.integer("slot", slot)
-    if not 0 <= slot <= _LARGEST_SLOT:
-        raise ValueError(f"slot must be from 0 to {_LARGEST_SLOT}; got {slot}")
     updated = ops.tf_fused_ops_update_cache(
         cache=cache,
         key=_arguments.tensor_like("key", key, cache.dtype, "cache"),
         value=_arguments.tensor_like("value", value, cache.dtype, "cache"),
         index=_arguments.integers("index", index),
-        slot=slot,
+        slot=_arguments.slot("slot", slot),
         name=name,
     )
     return tuple(updated)

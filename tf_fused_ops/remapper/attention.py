@@ -7,6 +7,7 @@ from tensorflow.python.framework import tensor_util
 
 from tf_fused_ops.ops.attention import unbroadcast
 from tf_fused_ops.remapper import dropout, shapes
+from tf_fused_ops.remapper.caches import UPDATE_CACHE
 from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.rule import Fused
 from tf_fused_ops.remapper.softmax import SCALES, Softmax, below_cast, scaled_op
@@ -134,13 +135,10 @@ class Attention(Softmax):
     def fuse(self, match, training):
         attrs = match.attrs
         query, random = match.operands["query"], self._random(match)
-        factors = self._factors(match)
-        # What is repeated for heads that share it is read where it lies.
-        single = [] if attrs["heads_first"] else list(map(_single, factors[1:]))
+        key, value, slot = self._keys_and_values(match, training)
         outputs = emit(
             self.fused_ops[0],
-            query,
-            *(single if single and None not in single else factors[1:]),
+            *(query, key, value),
             self.mask_of(match),
             self._bias_of(match),
             *_lists(random),
@@ -148,6 +146,7 @@ class Attention(Softmax):
             scale=self.scale_of(attrs),
             zero_masked=attrs["zeroed"],
             heads_first=attrs["heads_first"],
+            slot=slot,
             name=match.fused_name(),
             **self.masked_of(attrs),
             **_dropout_of(attrs),
@@ -195,6 +194,21 @@ class Attention(Softmax):
 
     def _factors(self, match):
         return [match.operands[name] for name in _FACTORS]
+
+    def _keys_and_values(self, match, training):
+        """Returns keys and values where they lie: before heads that share them are repeated, and,
+        with the slot, or -1, in the cache of a decoder."""
+        found = self._factors(match)[1:]
+        if match.attrs["heads_first"]:
+            return *found, -1
+        single = [_single(tensor) for tensor in found]
+        key, value = found if None in single else single
+        op = key.op
+        if training or op is not value.op or op.type != UPDATE_CACHE.fused_ops[0]:
+            return key, value, -1
+        cache, *slots = op.outputs
+        in_place = key is slots[0] and value is slots[1] and (key.shape.rank or 0) == 4
+        return (cache, cache, op.get_attr("slot")) if in_place else (key, value, -1)
 
     def _bias_of(self, match):
         return [match.operands["bias"]] if "bias" in match.operands else []

@@ -229,7 +229,8 @@ _ATTENTION = (
 
 def _attention(op):
     optional = optional_inputs(op, op.inputs[3:])
-    return reference.attention(*op.inputs[:3], *optional, **_attributes(op, _ATTENTION))
+    attributes = _attributes(op, [*_ATTENTION, "slot"])
+    return reference.attention(*op.inputs[:3], *optional, **attributes)
 
 
 def _attention_grad(op):

@@ -13,11 +13,9 @@ from tf_fused_ops.remapper import shapes, spellings
 from tf_fused_ops.remapper.contraction import AddAct, ContractionBiasAct
 from tf_fused_ops.remapper.emission import reshape
 
-
 # What the anchors call it.
 _TRANSPOSES_B = ("transpose_b", "adj_y")
-# From how many bytes on, and for how many rows, a matrix is read faster than by stock.
-_LARGE_MATRIX, _MOST_FEW_ROWS = 1 << 20, 16
+_MOST_FEW_ROWS = 16
 
 
 class MatMulBiasAct(ContractionBiasAct):
@@ -300,7 +298,12 @@ class _FewRows:
     Otherwise bare products stay TensorFlow's. Measured on two cores with AVX-512, 1 to 16 rows, 768
     x 768 to 768 x 8000: stock takes 1.1 to 2.6 times as long in float32, 1.2 to 2.6 in bfloat16 and
     1.3 to 4 in float16; with 32 rows or smaller matrices 0.7 to 1.3.
+
+    Attributes:
+        large: From how many bytes on.
     """
+
+    large: int
 
     differentiable = ()
     last = True
@@ -311,7 +314,7 @@ class _FewRows:
         for attrs in super().variants(view, anchor):
             rows = a.shape.num_elements() or 0
             depth = b.shape[-1 if view.attr(anchor, transposes_b) else 0]
-            large = (b.shape.num_elements() or 0) * b.dtype.size >= _LARGE_MATRIX
+            large = (b.shape.num_elements() or 0) * b.dtype.size >= self.large
             if large and depth and rows <= _MOST_FEW_ROWS * depth:
                 yield attrs
 
@@ -326,12 +329,14 @@ class FewRowsMatMul(_FewRows, MatMulAct):
     """matmul(a, b) of a few rows with a large matrix."""
 
     family = "few_rows_matmul"
+    large = 1 << 20
 
 
 class FewRowsBatchMatMul(_FewRows, BatchMatMulAct):
     """matmul(a, b) of a batch of matrices with few rows together and one large matrix."""
 
     family = "few_rows_batch_matmul"
+    large = 1 << 18
 
 
 class EinsumAct(EinsumBiasAct):

@@ -15,7 +15,7 @@ from tf_fused_ops.ops.reference.batch_norm import (
     batch_norm_act_grad,
     batch_norm_statistics,
 )
-from tf_fused_ops.ops.reference.cache import update_cache
+from tf_fused_ops.ops.reference.cache import slot_of, update_cache
 from tf_fused_ops.ops.reference.channels import pack_mask
 from tf_fused_ops.ops.reference.conv import conv2d_bias_act, conv2d_bias_act_grad, ungrouped
 from tf_fused_ops.ops.reference.cross_entropy import (
@@ -78,6 +78,7 @@ __all__ = [
     "quantized_matmul_bias_act",
     "recurrent",
     "recurrent_grad",
+    "slot_of",
     "softmax",
     "softmax_grad",
     "sparse_softmax_cross_entropy",

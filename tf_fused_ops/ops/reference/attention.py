@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tf_fused_ops.ops.reference.cache import slot_of
 from tf_fused_ops.ops.reference.dropout import dropout
 from tf_fused_ops.ops.reference.elementwise import wide
 
@@ -26,6 +27,7 @@ def attention(
     heads_first=False,
     dropout_rate=0.0,
     dropout_scale=1.0,
+    slot=-1,
 ):
     """dropout(softmax(query key^T * scale + bias)) value, with `masked` in place of the sum where
     the mask is false.
@@ -43,11 +45,15 @@ def attention(
         heads_first: Whether heads are a dimension of the batch.
         dropout_rate: Which weights are set to zero.
         dropout_scale: The factor of the others.
+        slot: If not negative, key and value are caches, of which this slot of key and the one
+            behind it of value are meant.
 
     Returns:
         The output; of each row of scores the largest, and 1 / the sum of e^(score - largest).
     """
     to_scores, to_output = _EQUATIONS[heads_first]
+    if slot >= 0:
+        key, value = slot_of(key, slot), slot_of(value, slot + 1)
     if not heads_first:
         key, value = (for_each_head(x, query) for x in (key, value))
     z = _scores(to_scores, query, key, mask, bias, scale, masked)

@@ -20,3 +20,11 @@ def update_cache(cache, key, value, index, *, slot):
     pair = tf.stack([keys, values], 1)
     updated = tf.concat([apart[:, :slot], pair, apart[:, slot + 2 :]], 1)
     return tf.reshape(updated, sizes), keys, values
+
+
+def slot_of(cache, slot):
+    """Keys or values [batch, keys, heads, depth] in a slot of a cache [batch, slots.., keys, heads,
+    depth]."""
+    sizes = tf.shape(cache)
+    slots = tf.reduce_prod(sizes[1:-3])
+    return tf.reshape(cache, tf.concat([sizes[:1], [slots], sizes[-3:]], 0))[:, slot]
