@@ -1,8 +1,6 @@
 // The kernels of Attention and AttentionGrad on the CPU.
 #include <algorithm>
 
-#include "absl/container/inlined_vector.h"
-#include "absl/strings/str_join.h"
 #include "cc/core/attention.h"
 #include "cc/core/dispatch.h"
 #include "cc/kernels/broadcast_input.h"
@@ -17,16 +15,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-
-using Sizes = absl::InlinedVector<std::int64_t, 4>;
-
-absl::Status CheckSizes(const char* name, const Sizes& sizes, const char* what,
-                        const Sizes& expected) {
-  if (sizes == expected) return absl::OkStatus();
-  return Invalid(name, " must have the shape of ", what, ", [",
-                 absl::StrJoin(expected, ","), "], got [",
-                 absl::StrJoin(sizes, ","), "]");
-}
 
 // Keys or values of all sequences, each of which is dense.
 struct Sequences {

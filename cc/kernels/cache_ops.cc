@@ -37,7 +37,7 @@ class UpdateCacheOp : public tensorflow::OpKernel {
 
  private:
   // A cache as [batch, slots, length, row], `row` in bytes.
-  struct Sizes {
+  struct Layout {
     std::int64_t batch = 1, slots = 1, length = 1, row = 1;
 
     std::int64_t slot() const { return length * row; }
@@ -49,7 +49,7 @@ class UpdateCacheOp : public tensorflow::OpKernel {
     const Tensor& key = ctx->input(1);
     const Tensor& value = ctx->input(2);
     TensorShape shape;
-    Sizes sizes;
+    Layout sizes;
     TF_RETURN_IF_ERROR(Read(cache, key, &sizes, &shape));
     TF_RETURN_IF_ERROR(CheckShape("value", value, "key", key.shape()));
     std::int64_t index = 0;
@@ -85,7 +85,7 @@ class UpdateCacheOp : public tensorflow::OpKernel {
   }
 
   // Reads `sizes`, and the shape of a slot of all sequences.
-  absl::Status Read(const Tensor& cache, const Tensor& key, Sizes* sizes,
+  absl::Status Read(const Tensor& cache, const Tensor& key, Layout* sizes,
                     TensorShape* shape) const {
     const int axis = cache.dims() - key.dims() + 1;
     if (key.dims() < 2 || axis < 2) {
@@ -107,10 +107,10 @@ class UpdateCacheOp : public tensorflow::OpKernel {
       sizes->row =
           cache.TotalBytes() / (sizes->batch * sizes->slots * sizes->length);
     }
-    TensorShape expected = *shape;
-    expected.set_dim(1, key.dim_size(1));
-    TF_RETURN_IF_ERROR(
-        CheckShape("key", key, "cache with a number of rows", expected));
+    Sizes expected = shape->dim_sizes();
+    expected[1] = key.dim_size(1);
+    TF_RETURN_IF_ERROR(CheckSizes("key", key.shape().dim_sizes(),
+                                  "cache with a number of rows", expected));
     if (key.dim_size(1) > sizes->length) {
       return Invalid("key has ", key.dim_size(1),
                      " rows where cache has room for ", sizes->length);
@@ -131,7 +131,7 @@ class UpdateCacheOp : public tensorflow::OpKernel {
 
   // Sets output 1 + i: a view of a slot where that is in one piece.
   absl::Status SetSlot(OpKernelContext* ctx, const Tensor& updated,
-                       const Sizes& sizes, const TensorShape& shape,
+                       const Layout& sizes, const TensorShape& shape,
                        int i) const {
     const std::int64_t slot = slot_ + i;
     if (sizes.batch == 1) {

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "cc/core/parallel.h"
 #include "cc/core/scratch.h"
 #include "cc/core/types.h"
@@ -111,6 +113,18 @@ inline absl::Status CheckShape(const char* name,
   return absl::InvalidArgumentError(absl::StrCat(
       name, " must have the shape of ", what, ", ", expected.DebugString(),
       ", got ", tensor.shape().DebugString()));
+}
+
+// As shapes are that may have more elements than one can have.
+using Sizes = absl::InlinedVector<std::int64_t, 4>;
+
+inline absl::Status CheckSizes(const char* name, const Sizes& sizes,
+                               const char* what, const Sizes& expected) {
+  if (sizes == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " must have the shape of ", what, ", [",
+                   absl::StrJoin(expected, ","), "], got [",
+                   absl::StrJoin(sizes, ","), "]"));
 }
 
 inline const void* DataOrNull(const tensorflow::Tensor* tensor) {

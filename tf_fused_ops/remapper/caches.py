@@ -8,6 +8,7 @@ what may be larger than the weights. The fused ops, one a layer, write into the 
 from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
 
 from tf_fused_ops.remapper import shapes
 from tf_fused_ops.remapper.candidate import Candidate
@@ -52,7 +53,7 @@ class UpdateCache(Rule):
     def stock(self, attrs, cache, key, value, index):
         start = tf.stack([0, index, *[0] * (key.shape.rank - 2)])
         keys, values = (
-            tf.raw_ops.XlaDynamicUpdateSlice(input=cache[:, i], update=part, indices=start)
+            xla.dynamic_update_slice(cache[:, i], part, start)
             for i, part in enumerate((key, value))
         )
         return {"y": tf.stack([keys, values], 1)}
@@ -79,7 +80,7 @@ class UpdateCache(Rule):
                 self.fused_ops[0],
                 cache,
                 *parts,
-                constant(index, tf.int32) if isinstance(index, int) else index,
+                constant(index, tf.int64) if isinstance(index, int) else index,
                 slot=layer.slot,
                 name=f"{layer.updates[0].name}_fused",
             )

@@ -10,7 +10,8 @@ def update_cache(cache, key, value, index, *, slot):
     length = sizes[-1 - tf.size(inner)]
     slots = tf.reduce_prod(sizes[1 : -1 - tf.size(inner)])
     apart = tf.reshape(cache, tf.concat([sizes[:1], [slots, length], inner], 0))
-    index = tf.clip_by_value(tf.cast(index, tf.int32), 0, length - rows)
+    room = tf.cast(length - rows, index.dtype)
+    index = tf.cast(tf.clip_by_value(index, 0, room), tf.int32)
 
     def written(number, update):
         before = apart[:, number]
