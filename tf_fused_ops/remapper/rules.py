@@ -18,6 +18,7 @@ from tf_fused_ops.remapper import (
     dropout,
     elementwise,
     group_norm,
+    grouped_attention,
     layer_norm,
     max_pool,
     moments,
@@ -94,6 +95,7 @@ def _table():
     yield product.FewRowsBatchMatMul()
     yield max_pool.ReluMaxPool()
     yield attention.Attention()
+    yield grouped_attention.GroupedAttention()
     yield softmax.Softmax()
     yield cross_entropy.SparseSoftmaxCrossEntropy()
     for draw in (dropout.STATELESS, dropout.STATEFUL):
