@@ -1,4 +1,4 @@
-"""The rule for attention whose queries have the heads that share keys as a dimension of their own."""
+"""The rule for attention whose queries have a dimension for the heads that share keys."""
 
 from typing import ClassVar
 
@@ -17,8 +17,8 @@ _RESHAPES = ("rows", "scores", "weights", "sums")
 
 
 class GroupedAttention(Attention):
-    """einsum("bkgts,bskh->btkgh", softmax(where(mask, einsum("btkgh,bskh->bkgts", query, key) * scale,
-    masked)), value), as Keras makes products of them, in inference.
+    """softmax(where(mask, einsum("btkgh,bskh->bkgts", query, key) * scale, masked)) times values, by
+    einsum("bkgts,bskh->btkgh"), as Keras makes products of batches of them, in inference.
 
     Variants, by attribute: those of the softmax.
     """
