@@ -17,8 +17,9 @@ _RESHAPES = ("rows", "scores", "weights", "sums")
 
 
 class GroupedAttention(Attention):
-    """softmax(where(mask, einsum("btkgh,bskh->bkgts", query, key) * scale, masked)) times values, by
-    einsum("bkgts,bskh->btkgh"), as Keras makes products of batches of them, in inference.
+    """softmax(where(mask, einsum("btkgh,bskh->bkgts", query, key) * scale, masked)) times value.
+
+    In inference, with the einsums as Keras makes products of batches of them.
 
     Variants, by attribute: those of the softmax.
     """

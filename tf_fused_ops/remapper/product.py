@@ -310,13 +310,13 @@ class _FewRows:
 
     def variants(self, view, anchor):
         a, b = anchor.inputs
+        numbers = a.shape.num_elements(), b.shape.num_elements()
+        if None in numbers or numbers[1] * b.dtype.size < self.large:
+            return
         _, transposes_b = self.captured[self.anchor]
-        for attrs in super().variants(view, anchor):
-            rows = a.shape.num_elements() or 0
-            depth = b.shape[-1 if view.attr(anchor, transposes_b) else 0]
-            large = (b.shape.num_elements() or 0) * b.dtype.size >= self.large
-            if large and depth and rows <= _MOST_FEW_ROWS * depth:
-                yield attrs
+        depth = b.shape[-1 if view.attr(anchor, transposes_b) else 0]
+        if numbers[0] <= _MOST_FEW_ROWS * depth:
+            yield from super().variants(view, anchor)
 
     def check(self, match):
         device = device_type(match.nodes[0].device)
