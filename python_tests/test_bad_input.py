@@ -15,6 +15,7 @@ from bad_calls import (
     MATMUL,
     QUANTIZED_MATMUL,
     SOFTMAX,
+    UPDATE_CACHE,
     dtype_of,
 )
 
@@ -33,6 +34,7 @@ from tf_fused_ops.ops import (
     simple_rnn,
     softmax,
     sparse_softmax_cross_entropy,
+    update_cache,
 )
 
 RNN = {
@@ -80,6 +82,7 @@ OPS = {
     ),
     "biased_attention": (attention, ATTENTION | {"bias": (2, 1, 5, 6)}),
     "masked_softmax": (lambda x, mask: softmax(x, mask > 0), SOFTMAX | {"mask": (2, 1, 3)}),
+    "update_cache": (functools.partial(update_cache, index=0), UPDATE_CACHE),
 }
 OPS |= {
     "simple_rnn": (of_tensors(simple_rnn), RNN),
@@ -170,6 +173,17 @@ WRONG_SHAPES = [
     ("biased_attention", {"bias": (1, 2, 1, 5, 6)}, "bias"),
     ("cross_entropy", {"logits": ()}, "logits"),
     *[("cross_entropy", {"labels": v}, "labels") for v in ((), (2,), (5, 2), (2, 5, 3), (2, 1))],
+    *[("update_cache", {"cache": v}, "cache") for v in ((), (2,), (2, 6), (2, 6, 4, 5))],
+    *[("update_cache", {"cache": (*v, 6, 4, 5)}, "slot") for v in ((2, 1), (2, 0), (2, 1, 1))],
+    *[
+        ("update_cache", {"cache": v}, "key")
+        for v in ((1, 2, 6, 4, 5), (2, 2, 6, 4, 1), (2, 2, 6, 5, 4), (2, 2, 0, 4, 5))
+    ],
+    *[
+        ("update_cache", {name: v}, name)
+        for name in ("key", "value")
+        for v in ((), (2,), (2, 1, 4), (2, 1, 1, 5), (2, 7, 4, 5), (1, 1, 4, 5), (2, 6, 1, 4, 5))
+    ],
     ("batch_norm", {"x": (3,)}, "x"),
     ("batch_norm", {"x": (1, 1, 1, 1, 1, 3)}, "x"),
     ("batch_norm", {"x": (2, 5, 4)}, "scale"),
@@ -239,6 +253,8 @@ WRONG_ATTRIBUTES = [
         ("dropout", {"rate": v}, "rate")
         for v in ("two", None, -0.1, 1, 1.5, float("nan"), float("inf"))
     ],
+    *[("update_cache", {"slot": v}, "slot") for v in (-1, 5, 2**31 - 2, 2**80, 1.5, "two", None)],
+    *[("update_cache", {"index": v}, "index") for v in (None, 1.5, [], [1, 2], [[1]], "one")],
     *[("dropped_attention", {"dropout_rate": v}, "dropout_rate") for v in ("two", -1, 1)],
     *[
         (op, {"seed": v}, "seed")
@@ -279,6 +295,8 @@ WRONG_DTYPES = [
     ("attention", {"key": tf.float64}, "key"),
     ("attention", {"value": tf.float16}, "value"),
     ("biased_attention", {"bias": tf.float64}, "bias"),
+    *[("update_cache", {"cache": v}, "cache") for v in (tf.int8, tf.int32, tf.string)],
+    *[("update_cache", {name: tf.float64}, name) for name in ("key", "value")],
     ("group_norm", {"scale": tf.float64}, "scale"),
     ("group_norm", {"offset": tf.float16}, "offset"),
     ("batch_norm", {"x": tf.bool}, "x"),
@@ -353,6 +371,7 @@ def test_dtypes(op, wrong, name, graph):
     [
         *(("act", "x"), ("conv", "filters"), ("matmul", "b"), ("matmul", "a")),
         *itertools.product(["quantized_matmul"], ["a", "b", "b_scale"]),
+        *itertools.product(["update_cache"], UPDATE_CACHE),
     ],
 )
 def test_what_does_not_convert(op, name, value):

@@ -14,6 +14,7 @@ from bad_calls import (
     LAYER_NORM,
     QUANTIZED_MATMUL,
     SOFTMAX,
+    UPDATE_CACHE,
     dtype_of,
 )
 
@@ -87,6 +88,7 @@ RAW |= {
         **dict.fromkeys(("largest", "inverse_sum"), (2, 3, 5)),
         **{"mask": [], "bias": [], "rng_key": [], "rng_counter": []},
     },
+    "update_cache": UPDATE_CACHE | {"index": ()},
     "batch_norm_moments": {"x": (2, 5, 3)},
     "batch_norm_apply": {**BATCH_NORM, "moments": (2, 3, 3), "side_input": []},
     "batch_norm_grad_sums": RAW["batch_norm_act_grad"],
@@ -182,6 +184,11 @@ WRONG_RAW_CALLS = [
     ],
     *[("random_words", {"shape": v}, "shape") for v in (3, [[1]], [-1], [2**31 - 1] * 4)],
     ("attention", {"rng_key": [(1,)] * 2, "rng_counter": [(2,)] * 2}, "rng"),
+    *[("update_cache", {"index": v}, "index") for v in ((0,), (1,), (2,), (1, 1))],
+    *[("update_cache", {"slot": v}, "slot") for v in (-1, 5, 2**31 - 1, 2**31)],
+    ("update_cache", {"cache": (2, 6, 4, 5)}, "cache"),
+    ("update_cache", {"key": (2, 1, 4, 1)}, "key"),
+    ("update_cache", {"value": (2, 2, 4, 5)}, "value"),
     ("layer_norm_grad", {"dy": (2, 5, 1)}, "dy"),
     ("layer_norm_grad", {"dy": (10, 3)}, "dy"),
     ("layer_norm_grad", {"scale": (1,)}, "scale"),
@@ -242,7 +249,8 @@ def ones(op, name, value):
     if isinstance(value, tuple):
         mask = tf.bool if op.startswith("recurrent") else tf.uint8
         dtypes = {"mask": mask, "moments": tf.float64, "sums": tf.float64}
-        dtypes |= dict.fromkeys(("rng_key", "rng_counter"), tf.uint64) | {"labels": tf.int64}
+        dtypes |= dict.fromkeys(("rng_key", "rng_counter"), tf.uint64)
+        dtypes |= {"labels": tf.int64, "index": tf.int32}
         return tf.ones(value, dtypes.get(name, dtype_of(op, name)))
     if isinstance(value, list):
         return [ones(op, name, v) for v in value]
