@@ -61,14 +61,23 @@ class UpdateCache(Rule):
     def check(self, match):
         cache = match.operands["cache"]
         for layer in match.attrs["layers"]:
-            for update in layer.updates:
-                slot, part = update.inputs[:2]
+            parts = [update.inputs[_BROUGHT] for update in layer.updates]
+            for part, update in zip(parts, layer.updates, strict=True):
+                if part.shape.rank is None:
+                    return f"the rank of {part.name} is not known"
+                slot = update.inputs[0]
                 sizes, wanted = shapes.dimensions(part), shapes.dimensions(slot)
                 if sizes[:1] + sizes[2:] != wanted[:1] + wanted[2:]:
                     return (
                         f"{part.name} of shape {part.shape} may not fill positions of {cache.name} "
                         f"of shape {cache.shape}"
                     )
+                if None not in (part.shape[1], slot.shape[1]) and part.shape[1] > slot.shape[1]:
+                    return f"{part.name} of shape {part.shape} has more positions than {cache.name}"
+            lengths = {shapes.dimension(part, 1) for part in parts}
+            if len(lengths) > 1:
+                named = " and ".join(part.name for part in parts)
+                return f"{named} are not known to have as many positions"
         return None
 
     def fuse(self, match, training):
@@ -106,7 +115,7 @@ class CacheCandidate(Candidate):
         match, users = self.match, self._users([self.match.outputs["y"]])
         controls = self.controls(self.nodes)
         for layer in reversed(match.attrs["layers"]):
-            users |= self._users(match.outputs[_output(name, layer)] for name in _PARTS)
+            users |= self._users([match.outputs[_output(name, layer)] for name in _PARTS])
             before = [tensor.op for update in layer.updates for tensor in update.inputs[_BROUGHT:]]
             if self.view.reaches(users, [*before, *controls]):
                 return "what is written depends on what was to be written later"
@@ -121,8 +130,7 @@ def candidate(view, stack):
         stack: A live Pack op.
     """
     cache, layers = _layers(view, stack) or (None, ())
-    updates = [update for layer in layers for update in layer.updates]
-    if not layers or len(set(updates)) < len(updates):
+    if not layers:
         return None
     layers = sorted(layers, key=lambda layer: max(map(view.position.get, layer.updates)))
     operands = {"cache": cache}
@@ -166,7 +174,8 @@ def _pair(view, stack, slot):
         return None
     slices = tuple(view.inputs[op][0].op for op in updates)
     first, second = (_index(view, op) for op in updates)
-    same = first == second if isinstance(first, int) else first is second
+    numbers = isinstance(first, int) and isinstance(second, int)
+    same = first == second if numbers else first is second
     if first is None or not same or [_taken(view, op) for op in slices] != [0, 1]:
         return None
     cache, other = (view.inputs[op][0] for op in slices)
@@ -177,9 +186,10 @@ def _index(view, update):
     """Returns the tensor, or the number, of the position at which an op writes, or None."""
     starts = view.inputs[update][2]
     if view.types[starts.op] == "Pack":
-        return view.inputs[starts.op][1]
+        values = view.inputs[starts.op]
+        return values[1] if len(values) > 1 else None
     values = view.constant(starts)
-    return None if values is None else int(values[1])
+    return None if values is None or len(values) < 2 else int(values[1])
 
 
 def _taken(view, op):
