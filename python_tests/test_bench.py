@@ -28,6 +28,7 @@ from tf_fused_ops.bench.cases import (
     ApplicationCase,
     BatchNormCase,
     ConvCase,
+    DecoderCase,
     MatMulCase,
     QuantizedCase,
     RecurrentCase,
@@ -46,12 +47,14 @@ def test_quick_run(tmp_path, capsys):
     assert main(["bench", *arguments]) == 0
     printed = capsys.readouterr()
     assert printed.out.count("\n| conv 3x3 17→33, 2x7x7, relu ") == 2
-    assert "[8/8]" in printed.err
+    assert "[9/9]" in printed.err
     measured = json.loads(path.read_text())
     assert measured["settings"]["threads"] == machine.cores()
     assert measured["machine"]["instruction set"] == _core.isa()
+    names = ("conv_tiny", "matmul_tiny", "batch_norm_tiny")
     assert {(case["name"], case["mode"]) for case in measured["cases"]} == {
-        (name, mode) for name in ("conv_tiny", "matmul_tiny", "batch_norm_tiny") for mode in MODES
+        ("decoder_tiny", "forward"),
+        *((name, mode) for name in names for mode in MODES),
     }
     for case in measured["cases"]:
         times = {peer: values["ms"] for peer, values in case["peers"].items()}
@@ -107,7 +110,7 @@ def test_memory_is_the_peak_of_the_second_call(run_python):
 
 @pytest.mark.parametrize(
     ("names", "count"),
-    [(["*_tiny"], 6), (["*_short", "simple_rnn*"], 6), (["quantized_16*", "quantized_odd"], 2)],
+    [(["*_tiny"], 7), (["*_short", "simple_rnn*"], 6), (["quantized_16*", "quantized_odd"], 2)],
 )
 def test_torch_computes_the_same(names, count, tmp_path):
     pytest.importorskip("torch")
@@ -252,6 +255,13 @@ def test_peer_that_fails_is_named_with_its_error():
         (RecurrentCase("simple_rnn", 2, 3, 4, 5), "step", 3 * 6 * 45, 3 * (24 + 45 + 30)),
         # What is kept besides is written and read.
         (RecurrentCase("lstm", 2, 3, 4, 5), "step", 3 * 6 * 180, 3 * (24 + 180 + 30) + 10 * 30),
+        # Weights, and keys and values of 3 and of 4 positions; queries have more heads than those.
+        (
+            DecoderCase(2, 3, 8, 4, 2, 5, 4, 2),
+            "forward",
+            2 * 2 * 3 * (64 + 32 + 32 + 64 + 3 * 40) + 2 * 3 * 2 * 7 * 8,
+            2 * (3 * (64 + 32 + 32 + 64 + 3 * 40) + 7 * 8) + 2 * 3 * 2 * 7 * 4,
+        ),
         (RecurrentCase("gru", 2, 3, 4, 5), "step", 3 * 6 * 135, 3 * (24 + 135 + 30) + 8 * 30),
     ],
 )
@@ -307,7 +317,7 @@ def test_grid_has_no_zero_before_the_rectifier_and_no_rounding():
 
 def test_every_family_of_rules_has_a_case():
     """Also the backward pass alone of those that have it, and every activation on its own."""
-    others = (ApplicationCase, RecurrentCase)
+    others = (ApplicationCase, RecurrentCase, DecoderCase)
     cases = [case for case in table.CASES.values() if not isinstance(case, others)]
     trained = {case.family for case in cases if getattr(case, "trained", False)}
     assert trained == {rule.family for rule in rules.RULES if not rule.forward_alone}
@@ -372,6 +382,40 @@ def test_quantized_layers_compute_the_same(name, dtype):
     (expected,), (value,) = stock, ours
     rms = np.sqrt(np.mean(np.square(expected)))
     assert np.abs(value - expected).max() <= contest.TOLERANCE[dtype] * rms
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_decoders_compute_the_same(dtype):
+    """As stock does in float32, with all of a step fused but products of small matrices."""
+    cases = [table.select(["decoder_tiny"], d)["decoder_tiny"] for d in ("float32", dtype)]
+    stock, ours = (
+        tensorflow_programs.Programs(peer).load(case, "forward")[1]
+        for peer, case in zip(("stock", "ours"), cases, strict=True)
+    )
+    (expected,), (value,) = stock, ours
+    rms = np.sqrt(np.mean(np.square(expected)))
+    assert value.shape == (2, 1, 24)
+    assert np.abs(value - expected).max() <= contest.TOLERANCE[dtype] * rms
+
+
+def decoder_left(monkeypatch, *disabled):
+    """Loads a decoder with matrices that are read for a few rows, without some rules."""
+    case = DecoderCase(1, 1, 512, 4, 2, 512, 9, 2)
+    programs = tensorflow_programs.Programs("ours")
+    kept = functools.partial(tf_fused_ops.function, remap=RemapOptions(disable=disabled))
+    monkeypatch.setattr(programs, "decorate", kept)
+    return programs.load(case, "forward")
+
+
+def test_steps_of_decoders_must_be_fused(monkeypatch):
+    assert len(decoder_left(monkeypatch)[1]) == 1
+    for rule, left in [
+        ("update_cache", "Pack, XlaDynamicUpdateSlice"),
+        ("attention", "BatchMatMulV2"),
+        ("few_rows_batch_matmul", "BatchMatMulV2"),
+    ]:
+        with pytest.raises(tensorflow_programs.NotWhatItClaims, match=f"not fused: {left}"):
+            decoder_left(monkeypatch, rule)
 
 
 @pytest.mark.parametrize("act", ["none", "relu", "silu", "gelu"])

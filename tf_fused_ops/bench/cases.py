@@ -251,7 +251,7 @@ class RuleCase(Case):
     `shapes` are those of its inputs, `result` that of y; `macs` counts multiply-accumulates.
     `alone` says that the forward pass has to stay, so that the backward pass is fused alone;
     `joins` that the rule joins what another one has fused, in the forward pass alone;
-    `trained` that it is fused in training alone.
+    `trained` that it is fused in training alone; `inferred` that stock ops compute its gradients.
     """
 
     family: str
@@ -262,12 +262,13 @@ class RuleCase(Case):
     alone: bool = False
     joins: bool = False
     trained: bool = False
+    inferred: bool = False
     dtype: str = "float32"
 
     @property
     def modes(self):
         """Those of `MODES` in which anything is fused."""
-        return MODES[self.alone or self.trained : 1 if self.joins else None]
+        return MODES[self.alone or self.trained : 1 if self.joins or self.inferred else None]
 
     def rule(self):
         """The name of the remapper's rule that fuses it."""
@@ -357,6 +358,64 @@ class QuantizedCase(Case):
         scale = 73 * np.sqrt(max(1, self.k)) * rng.uniform(0.5, 1.5, size=self.n)
         vectors = [rng.normal(size=self.n)] * self.bias
         return a, b, scale, *vectors, rng.normal(size=(self.m, self.n))
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderCase(Case):
+    """The last `steps` of `length` positions that a decoder generates with a cache of keys and
+    values, as KerasHub's Llama: `key_heads` are those of keys and values, `hidden` is the width of
+    the gated layers. A step takes in the sum of x and of what the one before has put out, so that
+    differences in rounding do not grow from step to step."""
+
+    modes = MODES[:1]
+
+    batch: int = 2
+    layers: int = 2
+    width: int = 24
+    heads: int = 4
+    key_heads: int = 2
+    hidden: int = 40
+    length: int = 9
+    steps: int = 4
+    dtype: str = "float32"
+
+    @property
+    def depth(self):
+        """The size of a head."""
+        return self.width // self.heads
+
+    def matrices(self):
+        """The shapes of a layer's: for query, key, value and output; gate, what it lets pass, and
+        down."""
+        keys = (self.width, self.key_heads * self.depth)
+        square, up = (self.width, self.width), (self.width, self.hidden)
+        return square, keys, keys, square, up, up, up[::-1]
+
+    def by_layer(self, weights):
+        """The two scales and the matrices of each layer."""
+        count = len(weights) // self.layers
+        return [weights[i : i + count] for i in range(0, len(weights), count)]
+
+    def title(self):
+        """What it is, for people."""
+        return (
+            f"decoder {self.layers} layers of {self.width}, {self.heads}/{self.key_heads} heads, "
+            f"batch {self.batch}, {self.length} positions"
+        )
+
+    def inputs(self, seed=0):
+        """float64 arrays x [batch, 1, width], cache [batch, layers, 2, length, key heads, depth],
+        the scale of what is put out, two scales and the matrices of each layer, dy."""
+        rng = np.random.default_rng(seed)
+        x, dy = rng.normal(size=(2, self.batch, 1, self.width))
+        slots = (self.batch, self.layers, 2, self.length)
+        cache = rng.normal(size=(*slots, self.key_heads, self.depth))
+        first, *scales = rng.uniform(0.5, 1.5, size=(1 + 2 * self.layers, self.width))
+        weights = []
+        for pair in zip(scales[::2], scales[1::2], strict=True):
+            weights += pair
+            weights += (rng.normal(size=s) / np.sqrt(s[0]) for s in self.matrices())
+        return x, cache, first, *weights, dy
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from tf_fused_ops.bench.cases import (
     ApplicationCase,
     BatchNormCase,
     ConvCase,
+    DecoderCase,
     MatMulCase,
     QuantizedCase,
     RecurrentCase,
@@ -136,6 +137,19 @@ def _(case: QuantizedCase, mode):
     numbers = case.m * case.k + case.m * case.n
     weights = case.k * case.n  # of a byte
     return IntegerWork(case.m * weights, BYTES[case.dtype] * numbers + weights)
+
+
+@work.register
+def _(case: DecoderCase, mode):
+    matrices = case.layers * sum(map(math.prod, case.matrices()))
+    scales = (1 + 2 * case.layers) * case.width
+    # What queries see, over all steps.
+    positions = sum(range(case.length - case.steps + 1, case.length + 1))
+    seen = case.batch * case.layers * 2 * positions * case.depth
+    # A lower bound: each step reads the weights, and of the cache what it sees.
+    numbers = case.steps * (matrices + scales) + seen * case.key_heads
+    macs = case.steps * case.batch * matrices + seen * case.heads
+    return Work(macs, BYTES[case.dtype] * numbers)
 
 
 @work.register

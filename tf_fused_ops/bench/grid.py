@@ -9,7 +9,13 @@ import functools
 
 import numpy as np
 
-from tf_fused_ops.bench.cases import BatchNormCase, QuantizedCase, RecurrentCase, RuleCase
+from tf_fused_ops.bench.cases import (
+    BatchNormCase,
+    DecoderCase,
+    QuantizedCase,
+    RecurrentCase,
+    RuleCase,
+)
 
 _VALUES = 2.0**-3
 _FILTERS = 2.0**-8
@@ -30,14 +36,14 @@ def inputs(case):
     """The inputs of a case, in the order of `case.inputs`, without those that it lacks.
 
     Args:
-        case: A `ConvCase`, `MatMulCase` or `BatchNormCase`; the inputs of a `RuleCase` or
-            `RecurrentCase` are taken as they are. Rows to quantize are of zeros and ones, which
-            every way to do so keeps.
+        case: A `ConvCase`, `MatMulCase` or `BatchNormCase`; the inputs of a `RuleCase`,
+            `RecurrentCase` or `DecoderCase` are taken as they are. Rows to quantize are of zeros
+            and ones, which every way to do so keeps.
 
     Returns:
         A list of float64 arrays, the output's gradient dy last.
     """
-    if isinstance(case, (RuleCase, RecurrentCase)):
+    if isinstance(case, (RuleCase, RecurrentCase, DecoderCase)):
         return list(case.inputs())
     if isinstance(case, QuantizedCase):
         a, *others = case.inputs()

@@ -8,6 +8,7 @@ from tf_fused_ops.bench.cases import (
     ApplicationCase,
     BatchNormCase,
     ConvCase,
+    DecoderCase,
     MatMulCase,
     QuantizedCase,
     RecurrentCase,
@@ -25,6 +26,8 @@ _HIDDEN = (16, 128, 1024)
 _WEIGHTS = (256, 1024)
 _HEADS = (16, 128, 8, 32)
 _TOKEN_MACS = 16 * 128 * 256 * 1024
+# Layers, width, heads, those of keys, hidden width, positions, steps.
+_DECODER = (4, 768, 12, 4, 2048, 1024, 32)
 
 
 def _rule(family, *shapes, result=None, **fields):
@@ -129,6 +132,32 @@ _RULES = {
     **_rule("layer_norm", (16, 128, 768), (768,), (768,), act="none"),
     **_rule("rms_norm", (16, 128, 768), (768,), act="none"),
     **_rule("attention", *[(8, 256, 8, 64)] * 3, macs=2 * 8 * 8 * 256 * 256 * 64, act="none"),
+    **_rule(
+        "grouped_attention",
+        (8, 256, 4, 2, 64),
+        *[(8, 256, 4, 64)] * 2,
+        macs=2 * 8 * 8 * 256 * 256 * 64,
+        act="none",
+        inferred=True,
+    ),
+    **_rule(
+        "few_rows_matmul",
+        (1, 768),
+        (768, 8000),
+        result=(1, 8000),
+        macs=768 * 8000,
+        act="none",
+        inferred=True,
+    ),
+    **_rule(
+        "few_rows_batch_matmul",
+        (4, 1, 768),
+        (768, 2048),
+        result=(4, 1, 2048),
+        macs=4 * 768 * 2048,
+        act="none",
+        inferred=True,
+    ),
     **_rule("softmax", (16, 12, 128, 128), act="none"),
     **_rule("sparse_cross_entropy", (2048, 8192), result=(2048,), act="none"),
     **_rule("dropout", (16, 128, 768), act="none"),
@@ -231,6 +260,13 @@ GROUPS = {
         "quantized_2048_rows": QuantizedCase(2048, 3072, 768),
         "quantized_square_relu": QuantizedCase(2048, 512, 512, act="relu"),
         "quantized_odd": QuantizedCase(37, 300, 1000),
+    },
+    # A small language model behind a prompt of which only the keys and values count.
+    "generation": {
+        "decoder_tiny": DecoderCase(),
+        "decoder_batch1": DecoderCase(1, *_DECODER),
+        "decoder_batch4": DecoderCase(4, *_DECODER),
+        "decoder_12_key_heads": DecoderCase(1, 4, 768, 12, 12, 2048, 1024, 32),
     },
     "model": {
         "resnet50": ApplicationCase(),

@@ -12,6 +12,7 @@ from tf_fused_ops.bench.cases import (
     ApplicationCase,
     BatchNormCase,
     ConvCase,
+    DecoderCase,
     MatMulCase,
     QuantizedCase,
     RecurrentCase,
@@ -55,6 +56,9 @@ _REPLACED = (
 )
 # Likewise, of recurrent layers. The gradient of a recurrent kernel is a stock product.
 _LOOPS = ("While", "StatelessWhile")
+# And of decoders, where large matrices are read for a few rows.
+_CACHED = ("XlaDynamicUpdateSlice", "Pack", "Einsum", "Softmax", "Sigmoid", "Rsqrt")
+_LARGE = 512
 _LAYERS = {"lstm": "LSTM", "gru": "GRU", "simple_rnn": "SimpleRNN"}
 
 
@@ -136,9 +140,8 @@ class Programs:
         else:
             step = training_step(forward)
             function, arguments = self.decorate(_keeping(step) if alone else step), inputs
-        replaced = _LOOPS if isinstance(case, RecurrentCase) else () if alone else _REPLACED
-        self._check(function.get_concrete_function(*arguments), replaced)
-        if self._is_ours:
+        self._check(function.get_concrete_function(*arguments), () if alone else _replaced(case))
+        if self._is_ours and not isinstance(case, DecoderCase):
             fired = function.remap_reports[-1].counts()
             if case.rule() not in fired or len(fired) > 1 + alone + joins:
                 raise NotWhatItClaims(f"fused by {', '.join(fired)}, not {case.rule()}")
@@ -208,6 +211,13 @@ class Programs:
         left = sorted(set(operations) & set(replaced))
         if self._is_ours and left:
             raise NotWhatItClaims(f"not fused: {', '.join(left)}")
+
+
+def _replaced(case):
+    """What may not be left of a case."""
+    if isinstance(case, DecoderCase):
+        return (*_CACHED, *["BatchMatMulV2"] * (case.width >= _LARGE))
+    return _LOOPS if isinstance(case, RecurrentCase) else _REPLACED
 
 
 def training_step(forward):
@@ -334,6 +344,13 @@ def _attention(query, key, value):
     return tf.einsum("bhqk,bkhd->bqhd", tf.nn.softmax(scores * 0.125), value)
 
 
+def _grouped_attention(query, key, value):
+    from keras import ops
+
+    scores = ops.einsum("btkgh,bskh->bkgts", query, key)
+    return ops.einsum("bkgts,bskh->btkgh", tf.nn.softmax(scores * 0.125), value)
+
+
 def _cross_entropy(logits):
     labels = tf.range(logits.shape[0], dtype=tf.int64)
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
@@ -354,6 +371,8 @@ _FAMILIES = {
     "conv2d_bias": lambda x, w, b: tf.nn.bias_add(_conv(x, w), b),
     "conv1d_bias": lambda x, w, b: tf.nn.bias_add(tf.nn.conv1d(x, w, 1, "SAME"), b),
     "matmul": tf.matmul,
+    "few_rows_matmul": tf.matmul,
+    "few_rows_batch_matmul": tf.matmul,
     "dense": lambda a, w: tf.tensordot(a, w, 1),
     "batch_matmul": tf.matmul,
     "einsum": lambda a, w: tf.einsum("abc,cde->abde", a, w),
@@ -368,6 +387,7 @@ _FAMILIES = {
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "attention": _attention,
+    "grouped_attention": _grouped_attention,
     "softmax": lambda x: tf.nn.softmax(x * 0.125),
     "dropout": _dropout,
     "sparse_cross_entropy": _cross_entropy,
@@ -420,6 +440,51 @@ def _(case: QuantizedCase):
         product = tf.matmul(tf.cast(rounded, tf.int8), b, output_type=tf.int32)
         y = tf.cast(product, a.dtype) / (tf.cast(b_scale, a.dtype) * scale)
         return _ACTIVATIONS[case.act](tf.nn.bias_add(y, *bias) if bias else y)
+
+    return forward
+
+
+@_forward.register
+def _(case: DecoderCase):
+    import keras
+    from keras import ops
+
+    shape = [case.batch, 1, -1, case.depth]
+    wide = "float64" if case.dtype == "float64" else "float32"
+    softmax = keras.layers.Softmax(dtype=wide)
+
+    def norm(x, scale):
+        return tf.cast(_rms_norm(tf.cast(x, wide), tf.cast(scale, wide)), x.dtype)
+
+    def attend(x, cache, index, query, key, value, output):
+        """What is added to x, and the next cache of a layer, as KerasHub spells it."""
+        query, *new = (tf.reshape(tf.matmul(x, w), shape) for w in (query, key, value))
+        parts = cache[:, 0, ...], cache[:, 1, ...]
+        start = [0, index, 0, 0]
+        key, value = (ops.slice_update(p, start, n) for p, n in zip(parts, new, strict=True))
+        cache = tf.stack((key, value), axis=1)
+        groups = case.heads // case.key_heads
+        key, value = (ops.repeat(part, repeats=groups, axis=2) for part in (key, value))
+        scores = ops.einsum("bquh,bkuh->buqk", query, key) * case.depth**-0.5
+        mask = tf.range(case.length)[None, None, None, :] <= index
+        weights = tf.cast(softmax(scores, mask), x.dtype)
+        y = ops.einsum("buqk,bkuh->bquh", weights, value)
+        return tf.matmul(tf.reshape(y, x.shape), output), cache
+
+    def forward(first, cache, scale, *weights):
+        def step(index, x, cache):
+            x, caches = x + first, []
+            for i, (before, behind, *matrices) in enumerate(case.by_layer(weights)):
+                *projections, gate, up, down = matrices
+                y, updated = attend(norm(x, before), cache[:, i, ...], index, *projections)
+                caches.append(updated)
+                x += y
+                y = norm(x, behind)
+                x += tf.matmul(tf.nn.silu(tf.matmul(y, gate)) * tf.matmul(y, up), down)
+            return index + 1, norm(x, scale), tf.stack(caches, axis=1)
+
+        start = tf.constant(case.length - case.steps), tf.zeros_like(first), cache
+        return tf.while_loop(lambda index, *_: index < case.length, step, start)[1]
 
     return forward
 
