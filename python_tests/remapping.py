@@ -39,12 +39,13 @@ def values(*shapes, dtype="float32", seed=0):
 def in_training(rule):
     """Returns the rule counts and gradients of a chain that a rule fuses in inference.
 
-    The gradients of a sum with a product alone are stock's, and those of what is around a product
-    of quantized rows; those of tensordot read what is inside.
+    The gradients of a product alone and of a sum with it are stock's, and those of what is around a
+    product of quantized rows or of attention in groups; those of tensordot read what is inside.
     """
     if rule == "dense_add":
         return {}, 0
-    stock = rule in ("matmul_add", "batch_matmul_add") or rule.startswith("quantized_matmul")
+    sums = "matmul_add", "batch_matmul_add"
+    stock = rule in sums or rule.startswith(("quantized_matmul", "few_rows", "grouped_attention"))
     return {rule: 1}, int(not stock)
 
 

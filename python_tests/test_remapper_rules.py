@@ -38,6 +38,9 @@ SHAPES = {
     "batch_matmul_add": [*DENSE[:2], (2, 3, 5)],
     "batch_matmul_bias": DENSE,
     "batch_matmul_bias_add": [*DENSE, (2, 3, 5)],
+    # The smallest matrices that are read so.
+    "few_rows_matmul": [(6, 512), (512, 512)],
+    "few_rows_batch_matmul": [(2, 3, 256), (256, 256)],
     "einsum": DENSE[:2],
     "einsum_bias": DENSE,
     "heads_bias": [(2, 3, 7), (7, 10), (2, 5)],
@@ -62,6 +65,7 @@ SHAPES = {
     "layer_norm": [(2, 5, 6), (6,), (6,)],
     "rms_norm": [(2, 5, 6), (6,), (6,)],
     "attention": [(2, 5, 3, 4), (2, 6, 3, 4), (2, 6, 3, 7)],
+    "grouped_attention": [(2, 5, 2, 3, 4), (2, 6, 2, 4), (2, 6, 2, 7)],
     "softmax": [(2, 5, 6)],
     "sparse_cross_entropy": [(6, 7), (6,)],
 }
@@ -95,11 +99,21 @@ VARIANTS = {
         "dropped": False,
         "biased": None,
     },
+    "grouped_attention": SOFTMAX
+    | {
+        "heads_first": False,
+        "rows": [-1, 2, 15, 4],
+        "scores": [-1, 2, 3, 5, 6],
+        "weights": [-1, 2, 15, 6],
+        "sums": [-1, 2, 3, 5, 7],
+    },
 }
 # Every spelling of every activation is tried alone and after one chain; the others take the first.
 ALL_SPELLINGS = ("act", "matmul_bias")
 # Joins what other rules have made of stock code; and has an operand that is the shape of another.
 APART = ("conv2d_moments", "dropout")
+# Whose batch has to be known: whether it is of few rows, or the same in all operands.
+OF_KNOWN_BATCH = ("few_rows_matmul", "few_rows_batch_matmul", "grouped_attention")
 ROWS = [
     rule
     for rule in rules.RULES
@@ -183,7 +197,7 @@ def inner_tape_cases():
     """Yields all rows, with an unknown batch only where nothing may broadcast."""
     for rule in ROWS:
         yield pytest.param(rule, "static", id=f"{row_id(rule)}-static")
-        if "side_input" not in rule.operands:
+        if "side_input" not in rule.operands and rule.family not in OF_KNOWN_BATCH:
             yield pytest.param(rule, "unknown batch", id=f"{row_id(rule)}-unknown batch")
 
 
