@@ -202,7 +202,8 @@ class Attention(Softmax):
         if match.attrs["heads_first"]:
             return *found, -1
         single = [_single(tensor) for tensor in found]
-        key, value = found if None in single else single
+        shared = None not in single and single[0].shape[2] == single[1].shape[2]
+        key, value = single if shared else found
         op = key.op
         if training or op is not value.op or op.type != UPDATE_CACHE.fused_ops[0]:
             return key, value, -1

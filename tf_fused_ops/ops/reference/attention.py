@@ -120,7 +120,7 @@ def over_shared_heads(gradient, x):
     """Returns the gradient of keys or values x, given that of what `for_each_head` made of them."""
     if gradient.shape.rank == 4 and None is not gradient.shape[2] == x.shape[2]:
         return gradient
-    batch, keys, key_heads, depth = tf.unstack(tf.shape(x))
+    batch, keys, key_heads, depth = tf.unstack(tf.shape(x), 4)
     shared = tf.shape(gradient)[2] // tf.maximum(key_heads, 1)
     parts = tf.reshape(wide(gradient), [batch, keys, key_heads, shared, depth])
     return tf.cast(tf.reduce_sum(parts, 3), x.dtype)
