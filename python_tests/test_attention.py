@@ -123,6 +123,18 @@ def check(
         assert_as_exact(name, found, *others, dtype, size)
 
 
+def assert_same_through_all_outputs(ours, theirs, operands, watched):
+    """Compares the gradients of one operand by all outputs of two functions."""
+    gradients = []
+    for function in (ours, theirs):
+        with tf.GradientTape() as tape:
+            tape.watch(operands[watched])
+            y, largest, inverse_sum = function(*operands)
+            loss = tf.reduce_sum(y) + tf.reduce_sum(largest**2) + tf.reduce_sum(inverse_sum)
+        gradients.append(tape.gradient(loss, operands[watched]))
+    assert_all_close(*([gradient] for gradient in gradients))
+
+
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("heads_first", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -473,11 +485,4 @@ def test_what_the_op_keeps_has_gradients(watched):
     def theirs(query, key, value, bias):
         return reference.attention(query, key, value, MASK, bias, random, **options)
 
-    gradients = []
-    for function in (ours, theirs):
-        with tf.GradientTape() as tape:
-            tape.watch(operands[watched])
-            y, largest, inverse_sum = function(*operands)
-            loss = tf.reduce_sum(y) + tf.reduce_sum(largest**2) + tf.reduce_sum(inverse_sum)
-        gradients.append(tape.gradient(loss, operands[watched]))
-    assert_all_close(*([gradient] for gradient in gradients))
+    assert_same_through_all_outputs(ours, theirs, operands, watched)
