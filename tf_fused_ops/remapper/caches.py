@@ -109,6 +109,7 @@ class CacheCandidate(Candidate):
     """A proposed replacement of all updates of a cache by ops that follow one another."""
 
     def _ranks(self):
+        # What is written has the ranks of its slices, or `check` refuses it.
         return None
 
     def _cycles(self):

@@ -13,8 +13,9 @@ from tf_fused_ops.remapper import shapes, spellings
 from tf_fused_ops.remapper.contraction import AddAct, ContractionBiasAct
 from tf_fused_ops.remapper.emission import reshape
 
-# What the anchors call it.
+# The attributes by which an anchor says that b is transposed.
 _TRANSPOSES_B = ("transpose_b", "adj_y")
+# More rows are multiplied as fast by stock.
 _MOST_FEW_ROWS = 16
 
 
