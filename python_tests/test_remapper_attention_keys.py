@@ -4,7 +4,16 @@ import keras
 import pytest
 import tensorflow as tf
 from keras import ops
-from remapping import assert_same, gradient_count, op_counts, plain, rule_counts, step_of, values
+from remapping import (
+    assert_same,
+    gradient_count,
+    op_counts,
+    plain,
+    rule_counts,
+    step_of,
+    taped,
+    values,
+)
 from test_remapper_attention import by_einsum
 
 from tf_fused_ops.function import function
@@ -327,15 +336,9 @@ def test_outer_tape(name):
     args, code = values(*GROUPED), repeated(REPEATS["keras"], ATTENTIONS[name])
     compiled = function(code)
 
-    def gradients(code):
-        with tf.GradientTape() as tape:
-            tape.watch(args)
-            y = code(*args)
-        return y, tape.gradient(y, args, output_gradients=tf.sin(y))
-
     with plain():
-        expected = gradients(tf.function(code))
-    assert_same(gradients(compiled), expected, units=256)
+        expected = taped(tf.function(code), args)
+    assert_same(taped(compiled, args), expected, units=256)
     assert heads_of(compiled, *args) == (4, 2, 2) and not tiles(compiled, *args)
 
 

@@ -208,7 +208,7 @@ class Attention(Softmax):
         if training or op is not value.op or op.type != UPDATE_CACHE.fused_ops[0]:
             return key, value, -1
         cache, *slots = op.outputs
-        in_place = key is slots[0] and value is slots[1] and (key.shape.rank or 0) == 4
+        in_place = key is slots[0] and value is slots[1]
         return (cache, cache, op.get_attr("slot")) if in_place else (key, value, -1)
 
     def _bias_of(self, match):
@@ -230,28 +230,22 @@ class Attention(Softmax):
 def _single(repeated):
     """Returns the keys or values of which each head is repeated, as by `tf.repeat` over the third
     axis, or None."""
-    ops, tensor = [], repeated
+    found, tensor = [], repeated
     for op_type in ("Reshape", "Tile", "ExpandDims"):
         if tensor.op.type != op_type or tensor.shape.rank is None:
             return None
-        ops.append(tensor.op)
+        found.append(tensor.op)
         tensor = tensor.op.inputs[0]
-    reshape, tile, expand = ops
-    sizes, tiled = tensor.shape, tile.outputs[0].shape
-    axis = tensor_util.constant_value(expand.inputs[1])
-    if sizes.rank != 4 or repeated.shape.rank != 4 or axis not in (3, -2):
+    _, tile, expand = found
+    if tensor.shape.rank != 4 or repeated.shape.rank != 4:
         return None
-    times = tile.inputs[1].op
-    for place in (0, 1, 2, 4):
-        size = sizes[place - (place > 3)]
-        if size is None or tiled[place] != size:
-            one = times.inputs[place] if times.type == "Pack" else times.outputs[0]
-            if times.type != "Pack" or tensor_util.constant_value(one) != 1:
-                return None
-    if None in (sizes[2], sizes[3], tiled[3]) or reshape.outputs[0].shape[2:] != [
-        sizes[2] * tiled[3],
-        sizes[3],
-    ]:
+    if tensor_util.constant_value(expand.inputs[1]) not in (3, -2):
+        return None
+    times = tensor_util.constant_value(tile.inputs[1], partial=True)
+    if times is None or any(times[axis] != 1 for axis in (0, 1, 2, 4)):
+        return None
+    (heads, depth), shared = tensor.shape[2:], tile.outputs[0].shape[3]
+    if None in (heads, depth, shared) or repeated.shape[2:] != [heads * shared, depth]:
         return None
     same = shapes.dimensions(repeated)[:2] == shapes.dimensions(tensor)[:2]
     return tensor if same else None

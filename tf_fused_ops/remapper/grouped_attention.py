@@ -41,7 +41,7 @@ class GroupedAttention(Attention):
             if attrs["scaled"]:
                 scores = next((t.op for t in scores.inputs if t.op.type == "Reshape"), scores)
             if scores.type == "Reshape" and scores.inputs[0].op.type == "BatchMatMulV2":
-                yield attrs | {"heads_first": False}
+                yield attrs
 
     def present(self, attrs):
         return ("query", "key", "value", *["mask"] * attrs["masked"])
@@ -61,9 +61,6 @@ class GroupedAttention(Attention):
             x=tf.reshape(weights, attrs["weights"]), y=tf.transpose(value, [0, 2, 1, 3])
         )
         return {"y": tf.transpose(tf.reshape(y, attrs["sums"]), _TO_BACK)}
-
-    def shifted(self, attrs, z):
-        return z
 
     def has_inner_shape(self, match, tensor):
         return False

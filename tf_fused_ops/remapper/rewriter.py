@@ -147,7 +147,7 @@ class _Rewriter:
             inlined = compiled_convs.inline(self.view, self._options, self._find_function)
             replaced = self._renew_view(inlined) if inlined else []
             regrouped = depthwise.regroup(self.view, self._options)
-            if self.view.has([caches.UPDATE]):
+            if self.view.has([caches.UPDATE]) and self._options.allows(caches.UPDATE_CACHE.name):
                 for stack in self._upwards([caches.UPDATE_CACHE.anchor]):
                     self._try_cache(stack)
             while self._sweep() or self._sweep_backward():
@@ -278,7 +278,7 @@ class _Rewriter:
     def _try_cache(self, stack):
         """Replaces the updates of a cache that an op stacks."""
         candidate = caches.candidate(self.view, stack)
-        if candidate is None or not self._options.allows(candidate.name):
+        if candidate is None:
             return
         reason = candidate.objection()
         if reason:
