@@ -95,10 +95,11 @@ void AddRows(const Accumulator<T>* x, std::int64_t pitch, const T* b,
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
       A* const to = sums + i * sums_stride + j;
-      Vec<A> sum = Load(to);
+      // Those of long sums should be few terms.
+      Vec<A> sum = factor[i][0] * row[0];
 #pragma GCC unroll 8
-      for (int r = 0; r < kCount; ++r) sum += factor[i][r] * row[r];
-      Store(to, sum);
+      for (int r = 1; r < kCount; ++r) sum += factor[i][r] * row[r];
+      Store(to, Load(to) + sum);
     }
   };
   std::int64_t j = 0;

@@ -151,6 +151,11 @@ constexpr int kStepsPerLine =
     : kRegisterRows <= 6       ? 2
                                : 1;
 
+// Terms that are added one after the other. The rounding errors of longer sums
+// grow with their length: these are added to a total (measured, rms error of
+// 64 rows times 4096x256, beside TensorFlow's 0.36e-6: 1.15e-6 without).
+constexpr std::int64_t kMostTerms = 256;
+
 // Column k of the tile's rows of a: rows with addresses of their own, equally
 // far apart, or together in memory.
 template <class E, int kRows, bool kContiguousK>
@@ -162,13 +167,14 @@ class Rows {
         row_stride_(kContiguousK && kRows > 1 ? t.row_offset[1] : 1),
         k_stride_(kContiguousK ? 1 : t.k_stride) {}
 
-  TFO_INLINE void Start(std::int64_t offset) {
-    k_ = 0;
+  // From column k of what begins at `offset` on.
+  TFO_INLINE void Start(std::int64_t offset, std::int64_t k) {
+    k_ = k;
     if constexpr (kPointers) {
 #pragma GCC unroll 16
       for (int i = 0; i < kRows; ++i) at_[i] = begin_ + offset + offset_[i];
     } else {
-      at_[0] = begin_ + offset;
+      at_[0] = begin_ + offset + k * k_stride_;
     }
   }
   TFO_INLINE void Advance() {
@@ -278,6 +284,7 @@ void Tile(const TileOperands<E>& t) {
   using A = Accumulator<E>;
   constexpr int kParts = kSums<kRows, kVectors>;
   constexpr int kSteps = kStepsPerLine<kRows, kVectors>;
+  constexpr std::int64_t kColumns = kVectors * kLanes<A>;
   const std::int64_t b_stride = t.b_stride;
   Rows<E, kRows, kContiguousK> rows(t);
   // The last entry, a line in use, is repeated until the tile is done.
@@ -289,17 +296,11 @@ void Tile(const TileOperands<E>& t) {
         lines + t.prefetch->count * (panel + 1) / t.num_panels;
     const E* const first_b = t.b + panel * t.b_panel;
     const E* b = first_b;
-    Vec<A> sums[kParts][kRows][kVectors]{};
+    Vec<A> sums[kParts][kRows][kVectors];
     auto& sum = sums[0];
-    if (t.start != nullptr) {
-      const A* const start = t.start + panel * t.c_panel;
-#pragma GCC unroll 16
-      for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
-        for (int j = 0; j < kVectors; ++j)
-          sum[i][j] = Load(start + i * t.start_stride + j * kLanes<A>);
-      }
-    }
+    A total[kRows * kColumns];
+    const A* start = t.start == nullptr ? nullptr : t.start + panel * t.c_panel;
+    std::int64_t start_stride = t.start_stride;
     const auto step = [&](auto& to) TFO_INLINE_LAMBDA {
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors * kLanes<A>; j += kLineOperands<E>)
@@ -322,26 +323,63 @@ void Tile(const TileOperands<E>& t) {
       rows.Advance();
       b += b_stride;
     };
-    for (std::int64_t s = 0; s < t.num_segments; ++s) {
-      rows.Start(t.segments[s].offset);
-      if (t.b_offset != nullptr) b = first_b + t.b_offset[s];
-      std::int64_t k = t.segments[s].length;
-      for (; k >= kSteps; k -= kSteps) {
-        __builtin_prefetch(*line, 0, 2);
-        line += line != last_line;
+    std::int64_t s = 0, done = 0;
+    for (;;) {
 #pragma GCC unroll 4
-        for (int i = 0; i < kSteps; ++i) step(sums[i % kParts]);
+      for (int part = 0; part < kParts; ++part) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+          for (int j = 0; j < kVectors; ++j) sums[part][i][j] = Vec<A>{};
+        }
       }
-      if constexpr (kSteps > 1)
-        for (; k > 0; --k) step(sum);
-    }
+      for (std::int64_t room = kMostTerms; s < t.num_segments && room > 0;) {
+        rows.Start(t.segments[s].offset, done);
+        if (t.b_offset != nullptr)
+          b = first_b + t.b_offset[s] + done * b_stride;
+        std::int64_t k = t.segments[s].length - done;
+        if (k <= room) {
+          ++s;
+          done = 0;
+        } else {
+          k = room;
+          done += k;
+        }
+        room -= k;
+        for (; k >= kSteps; k -= kSteps) {
+          __builtin_prefetch(*line, 0, 2);
+          line += line != last_line;
 #pragma GCC unroll 4
-    for (int part = 1; part < kParts; ++part) {
+          for (int i = 0; i < kSteps; ++i) step(sums[i % kParts]);
+        }
+        if constexpr (kSteps > 1)
+          for (; k > 0; --k) step(sum);
+      }
+#pragma GCC unroll 4
+      for (int part = 1; part < kParts; ++part) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+          for (int j = 0; j < kVectors; ++j) sum[i][j] += sums[part][i][j];
+        }
+      }
+      if (start != nullptr) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+          for (int j = 0; j < kVectors; ++j)
+            sum[i][j] += Load(start + i * start_stride + j * kLanes<A>);
+        }
+      }
+      if (s == t.num_segments) break;
 #pragma GCC unroll 16
       for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
-        for (int j = 0; j < kVectors; ++j) sum[i][j] += sums[part][i][j];
+        for (int j = 0; j < kVectors; ++j)
+          Store(total + i * kColumns + j * kLanes<A>, sum[i][j]);
       }
+      start = total;
+      start_stride = kColumns;
     }
     Finish<E, kRows, kVectors>(t, 0, panel, sum);
   }
