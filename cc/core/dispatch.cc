@@ -182,7 +182,10 @@ const Kernels& GradientKernels(DType dtype, const ConvShape& s) {
   return UnlessFew(dtype, MeetFewGradients(s) || IsStrided(s));
 }
 
-const Kernels& InputGradientKernels(DType dtype, const ConvShape& s) {
+}  // namespace
+
+const Kernels& InputGradientKernels(DType dtype, const ConvShape& shape) {
+  const ConvShape s = JoinLinesOfWindows(shape);
   if (!IsStrided(s)) return GradientKernels(dtype, s);
   // dz alone is cut; stride by stride, if not once.
   const std::int64_t products = s.kernel_h * s.kernel_w * s.in_c;
@@ -192,13 +195,11 @@ const Kernels& InputGradientKernels(DType dtype, const ConvShape& s) {
                        : products < kLeastForward * s.stride_h * s.stride_w);
 }
 
-}  // namespace
-
 bool ComputeConvGradient(const ConvGradientArgs& args, const Parallel& parallel,
                          const Scratch& scratch) {
   const ConvShape s = JoinLinesOfWindows(args.shape);
   const Kernels& sums = GradientKernels(args.dtype, s);
-  const Kernels& input = InputGradientKernels(args.dtype, s);
+  const Kernels& input = InputGradientKernels(args.dtype, args.shape);
   ConvGradientArgs of_sums = args, of_input = args;
   of_sums.input_gradient = nullptr;
   of_input.filters_gradient = of_input.bias_gradient = nullptr;

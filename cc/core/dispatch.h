@@ -48,6 +48,7 @@ struct Kernels {
   RecurrentForwardFunction* recurrent_forward;
   RecurrentGradientFunction* recurrent_gradient;
   QuantizedMatMulFunction* quantized_matmul;
+  ConvForwardFunction* conv_transpose;
 };
 
 // The table of the fastest instruction set that the CPU has, unless
@@ -57,6 +58,8 @@ const Kernels& ActiveKernels();
 // The same for a convolution: where that table is AMX's, those whose numbers
 // meet few others are better left to AVX-512.
 const Kernels& ForwardKernels(DType dtype, const ConvShape& shape);
+// The same for an input gradient, or a transposed convolution.
+const Kernels& InputGradientKernels(DType dtype, const ConvShape& shape);
 // Its gradients, each by the table that is best for it. False when scratch
 // memory ran out.
 bool ComputeConvGradient(const ConvGradientArgs& args, const Parallel& parallel,

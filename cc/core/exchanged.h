@@ -25,15 +25,17 @@ constexpr std::int64_t kFewRowsOfExchanged =
 // Rows whose slopes are computed at a time.
 constexpr std::int64_t kRowsPerTask = 4;
 
-// Whether a product without scale, bias and activation, seen as one line of
-// pixels, is such a one.
+// Whether a product without scale and bias, seen as one line of pixels, is such
+// a one.
 template <class T>
 bool IsExchanged(const Correlation<T>& c) {
   const Windows<T>& x = c.x;
   return x.batch * x.grid_h == 1 && x.grid_w >= 1 && x.taps.count == 1 &&
          x.taps.min_h == 0 && x.taps.min_w == 0 && x.stride_w == 1 &&
          x.grid_w <= x.width && c.filter_map.row == 1 &&
-         c.epilogue.map.c == 1 && x.grid_w * kColumnsPerRow <= c.out_channels &&
+         c.epilogue.map.c == 1 && c.epilogue.bias == nullptr &&
+         c.epilogue.scale == nullptr &&
+         x.grid_w * kColumnsPerRow <= c.out_channels &&
          x.channels >= Max(x.grid_w * kDepthPerRow, kLeastDepth);
 }
 

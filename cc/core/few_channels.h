@@ -214,7 +214,9 @@ class PixelWriter {
   static constexpr int kColumns = kTileColumns<A>;
 
   void Scale(A* sums) const {
-    for (std::int64_t c = 0; c < block_.channels; ++c, sums += kColumns) {
+    const std::int64_t count = block_.Pixels() * block_.channels;
+    for (std::int64_t i = 0; i < count; ++i, sums += kColumns) {
+      const std::int64_t c = block_.Channel(i);
       const A scale = e_.scale == nullptr ? A(1) : LoadOne(e_.scale + c);
       const A bias = e_.bias == nullptr ? A(0) : LoadOne(e_.bias + c);
       for (int j = 0; j < kColumns; j += kLanes<A>)

@@ -8,6 +8,7 @@ namespace tfo::TFO_ISA {
 
 ConvForwardFunction ConvForward;
 ConvGradientFunction ConvGradient;
+ConvForwardFunction ConvTranspose;
 ConvPackedBytesFunction ConvPackedBytes;
 ConvPackFiltersFunction ConvPackFilters;
 BatchNormMomentsFunction BatchNormMoments;
@@ -64,6 +65,7 @@ const Kernels kKernels = {TFO_STRING(TFO_ISA),
                           &Copy,
                           &RecurrentForward,
                           &RecurrentGradient,
-                          &QuantizedMatMul};
+                          &QuantizedMatMul,
+                          &ConvTranspose};
 
 }  // namespace tfo::TFO_ISA

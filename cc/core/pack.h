@@ -13,6 +13,8 @@ namespace {
 // One matrix [rows, columns] of the filters, by element strides.
 struct FilterMap {
   std::int64_t row, column, matrix;
+
+  TFO_INLINE FilterMap Transposed() const { return {column, row, matrix}; }
 };
 
 // Rows are input channels, columns output channels.

@@ -9,6 +9,11 @@ namespace tfo {
 
 enum class DType : std::uint8_t { kHalf, kBFloat16, kFloat, kDouble };
 
+// Of an element, in bytes.
+constexpr std::int64_t SizeOf(DType dtype) {
+  return dtype == DType::kDouble ? 8 : dtype == DType::kFloat ? 4 : 2;
+}
+
 struct Half {
   std::uint16_t bits;
 };

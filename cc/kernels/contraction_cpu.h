@@ -41,12 +41,11 @@ class CpuEngine {
 
 }  // namespace tf_fused_ops
 
-#define TFO_REGISTER_CPU_CONTRACTION(NAME, GEOMETRY)                      \
-  TFO_REGISTER_CONTRACTION(NAME, DEVICE_CPU, GEOMETRY, CpuEngine,         \
-                           Eigen::half);                                  \
-  TFO_REGISTER_CONTRACTION(NAME, DEVICE_CPU, GEOMETRY, CpuEngine,         \
-                           tensorflow::bfloat16);                         \
-  TFO_REGISTER_CONTRACTION(NAME, DEVICE_CPU, GEOMETRY, CpuEngine, float); \
-  TFO_REGISTER_CONTRACTION(NAME, DEVICE_CPU, GEOMETRY, CpuEngine, double)
+#define TFO_REGISTER_CPU_CONTRACTION(NAME, GEOMETRY, ENGINE)                 \
+  TFO_REGISTER_CONTRACTION(NAME, DEVICE_CPU, GEOMETRY, ENGINE, Eigen::half); \
+  TFO_REGISTER_CONTRACTION(NAME, DEVICE_CPU, GEOMETRY, ENGINE,               \
+                           tensorflow::bfloat16);                            \
+  TFO_REGISTER_CONTRACTION(NAME, DEVICE_CPU, GEOMETRY, ENGINE, float);       \
+  TFO_REGISTER_CONTRACTION(NAME, DEVICE_CPU, GEOMETRY, ENGINE, double)
 
 #endif  // TFO_CC_KERNELS_CONTRACTION_CPU_H_

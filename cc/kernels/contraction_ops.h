@@ -1,7 +1,8 @@
 // The kernels of the contraction ops, forward and gradient. A Geometry says
 // what is peculiar to an op: its attributes, its arguments' names, and the
-// convolution that its shapes stand for, whether that takes a scale and whether
-// it yields moments. An Engine runs it on a device, and keeps what it likes
+// convolution that its shapes stand for, whether that takes a scale, whether it
+// yields moments and whether it is transposed, as the op is then told its
+// output's shape. An Engine runs it on a device, and keeps what it likes
 // from call to call.
 #ifndef TFO_CC_KERNELS_CONTRACTION_OPS_H_
 #define TFO_CC_KERNELS_CONTRACTION_OPS_H_
@@ -14,11 +15,18 @@
 
 namespace tf_fused_ops {
 
-// What a Geometry makes of the shapes of an op's two operands.
+// What a Geometry makes of the shapes of an op's two operands; of a transposed
+// convolution also of y's, which an argument tells.
 struct BoundShapes {
   tfo::ConvShape conv;
   tensorflow::TensorShape y;
+  const char* told_by = nullptr;
 };
+
+template <class Geometry>
+std::int64_t OutputChannels(const tfo::ConvShape& conv) {
+  return Geometry::kTransposed ? conv.InputChannels() : conv.OutputChannels();
+}
 
 template <class T, class Geometry, class Engine>
 class ContractionOp : public tensorflow::OpKernel {
@@ -29,7 +37,9 @@ class ContractionOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(ctx, ReadActivationAttrs(ctx, &activation_));
     OP_REQUIRES_OK(ctx,
                    ctx->GetAttr("save_pre_activation", &save_pre_activation_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr(Geometry::kConstantAttr, &is_constant_));
+    if constexpr (Geometry::kConstantAttr != nullptr) {
+      OP_REQUIRES_OK(ctx, ctx->GetAttr(Geometry::kConstantAttr, &is_constant_));
+    }
     int count;
     OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_bias", &count));
     OP_REQUIRES_OK(ctx, ReadOptionalCount(ctx, "num_side_inputs", &count));
@@ -50,7 +60,14 @@ class ContractionOp : public tensorflow::OpKernel {
     const tensorflow::Tensor& a = ctx->input(0);
     const tensorflow::Tensor& b = ctx->input(1);
     BoundShapes shapes;
+    if constexpr (Geometry::kTransposed) {
+      const tensorflow::Tensor* sizes;
+      TF_RETURN_IF_ERROR(ctx->input("output_shape", &sizes));
+      shapes.told_by = "output_shape";
+      TF_RETURN_IF_ERROR(ShapeOfSizes(shapes.told_by, *sizes, 4, &shapes.y));
+    }
     TF_RETURN_IF_ERROR(geometry_.Bind(a.shape(), b.shape(), &shapes));
+    const std::int64_t channels = OutputChannels<Geometry>(shapes.conv);
     const tensorflow::Tensor *scale = nullptr, *bias, *side_input;
     if (Geometry::kHasScale) {
       TF_RETURN_IF_ERROR(OptionalInput(ctx, "scale", &scale));
@@ -60,8 +77,8 @@ class ContractionOp : public tensorflow::OpKernel {
     for (const auto& [name, vector] :
          {std::pair{"scale", scale}, std::pair{"bias", bias}}) {
       if (vector == nullptr) continue;
-      TF_RETURN_IF_ERROR(CheckShape(name, *vector, "the output's channels",
-                                    {shapes.conv.OutputChannels()}));
+      TF_RETURN_IF_ERROR(
+          CheckShape(name, *vector, "the output's channels", {channels}));
     }
     if (side_input != nullptr) {
       TF_RETURN_IF_ERROR(
@@ -74,13 +91,11 @@ class ContractionOp : public tensorflow::OpKernel {
     double* moments = nullptr;
     if (num_moments_ > 0) {
       tensorflow::Tensor* tensor = nullptr;
-      TF_RETURN_IF_ERROR(
-          ctx->allocate_output(2, {3, shapes.conv.OutputChannels()}, &tensor));
+      TF_RETURN_IF_ERROR(ctx->allocate_output(2, {3, channels}, &tensor));
       moments = tensor->flat<double>().data();
     }
     const bool empty = shapes.y.num_elements() == 0;
-    if (empty && shapes.conv.OutputChannels() * num_moments_ == 0)
-      return absl::OkStatus();
+    if (empty && channels * num_moments_ == 0) return absl::OkStatus();
     return engine_.Forward(
         ctx,
         {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
@@ -93,7 +108,7 @@ class ContractionOp : public tensorflow::OpKernel {
   Geometry geometry_;
   Engine engine_;
   ActivationAttrs activation_;
-  bool save_pre_activation_, is_constant_;
+  bool save_pre_activation_, is_constant_ = false;
   int num_moments_ = 0;
 };
 
@@ -122,7 +137,7 @@ class ContractionGradOp : public tensorflow::OpKernel {
     const tensorflow::Tensor& dy = ctx->input(0);
     const tensorflow::Tensor& a = ctx->input(1);
     const tensorflow::Tensor& b = ctx->input(2);
-    BoundShapes shapes;
+    BoundShapes shapes{{}, dy.shape(), "dy"};
     TF_RETURN_IF_ERROR(geometry_.Bind(a.shape(), b.shape(), &shapes));
     TF_RETURN_IF_ERROR(CheckShape("dy", dy, "the forward op's y", shapes.y));
     const tensorflow::Tensor* saved;
@@ -131,7 +146,10 @@ class ContractionGradOp : public tensorflow::OpKernel {
       TF_RETURN_IF_ERROR(CheckShape("saved", *saved, "dy", shapes.y));
     }
     const tensorflow::TensorShape output_shapes[] = {
-        a.shape(), b.shape(), {shapes.conv.OutputChannels()}, shapes.y};
+        a.shape(),
+        b.shape(),
+        {OutputChannels<Geometry>(shapes.conv)},
+        shapes.y};
     void* gradients[4];
     for (int i = 0; i < 4; ++i) {
       TF_RETURN_IF_ERROR(

@@ -5,7 +5,8 @@
 namespace tf_fused_ops {
 namespace {
 
-TFO_REGISTER_CPU_CONTRACTION("TfFusedOps>Conv2DBiasAct", ConvGeometry);
+TFO_REGISTER_CPU_CONTRACTION("TfFusedOps>Conv2DBiasAct", ConvGeometry,
+                             CpuEngine);
 
 }  // namespace
 }  // namespace tf_fused_ops

@@ -115,6 +115,22 @@ inline absl::Status CheckShape(const char* name,
       ", got ", tensor.shape().DebugString()));
 }
 
+// The shape that an argument, a vector of `rank` sizes, stands for.
+inline absl::Status ShapeOfSizes(const char* name,
+                                 const tensorflow::Tensor& sizes, int rank,
+                                 tensorflow::TensorShape* out) {
+  if (sizes.dims() != 1 || sizes.NumElements() != rank) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " must be a vector of ", rank, ", got shape ",
+                     sizes.shape().DebugString()));
+  }
+  const absl::Status status =
+      tensorflow::TensorShapeUtils::MakeShape(sizes.vec<std::int32_t>(), out);
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is no shape: ", status.message()));
+}
+
 // As shapes are that may have more elements than one can have.
 using Sizes = absl::InlinedVector<std::int64_t, 4>;
 

@@ -5,7 +5,8 @@
 namespace tf_fused_ops {
 namespace {
 
-TFO_REGISTER_CPU_CONTRACTION("TfFusedOps>MatMulBiasAct", MatMulGeometry);
+TFO_REGISTER_CPU_CONTRACTION("TfFusedOps>MatMulBiasAct", MatMulGeometry,
+                             CpuEngine);
 
 }  // namespace
 }  // namespace tf_fused_ops

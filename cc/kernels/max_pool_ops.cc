@@ -67,13 +67,8 @@ class MaxPoolActGradOp : public tensorflow::OpKernel {
   void Compute(tensorflow::OpKernelContext* ctx) override {
     const tensorflow::Tensor& dy = ctx->input(0);
     const tensorflow::Tensor& indices = ctx->input(1);
-    const tensorflow::Tensor& sizes = ctx->input(2);
-    OP_REQUIRES(ctx, sizes.dims() == 1 && sizes.NumElements() == 4,
-                Invalid("input_sizes must be a vector of 4, got shape ",
-                        sizes.shape().DebugString()));
     tensorflow::TensorShape x;
-    OP_REQUIRES_OK(ctx, tensorflow::TensorShapeUtils::MakeShape(
-                            sizes.vec<std::int32_t>(), &x));
+    OP_REQUIRES_OK(ctx, ShapeOfSizes("input_sizes", ctx->input(2), 4, &x));
     tfo::MaxPoolShape shape;
     tensorflow::TensorShape out;
     OP_REQUIRES_OK(ctx, Bind(attrs_, x, &shape, &out));
