@@ -4,6 +4,8 @@ import tensorflow as tf
 
 ERRORS = (ValueError, tf.errors.InvalidArgumentError)
 CONV = {"x": (2, 5, 5, 3), "filters": (3, 3, 3, 4), "bias": (4,)}
+# With strides of 2 to images of 5x5.
+CONV_TRANSPOSE = {"x": (2, 3, 3, 3), "filters": (3, 3, 4, 3), "bias": (4,)}
 MATMUL = {"a": (2, 5, 3), "b": (3, 4), "bias": (4,)}
 QUANTIZED_MATMUL = {"a": (2, 5, 3), "b": (3, 4), "b_scale": (4,), "bias": (4,)}
 BATCH_NORM = {"x": (2, 5, 3), **dict.fromkeys(("scale", "offset", "mean", "variance"), (3,))}

@@ -57,6 +57,51 @@ class ActCase(Case):
 
 
 @dataclasses.dataclass(frozen=True)
+class ConvTransposeCase(Case):
+    """A transposed convolution: `image` is that of y, and the convolution of it makes x's."""
+
+    batch: int = 2
+    image: tuple = (5, 6)
+    cin: int = 3
+    cout: int = 4
+    kernel: tuple = (3, 3)
+    strides: tuple = (2, 2)
+    dilations: tuple = (1, 1)
+    # As a ConvCase has it.
+    padding: object = "SAME"
+    layout: str = "NHWC"
+    bias: bool = True
+    side: bool = False
+    act: str = "relu"
+    dtype: str = "float32"
+
+    def convolution(self):
+        """That which leads from y to x."""
+        fields = dataclasses.asdict(self) | {"cin": self.cout, "cout": self.cin}
+        return ConvCase(**fields)
+
+    def output_shape(self):
+        """The shape of y."""
+        return self.convolution().ordered(self.batch, self.image, self.cout)
+
+    def attributes(self):
+        """Keyword arguments for the wrapper and the reference, but for the output's shape."""
+        return self.convolution().attributes()
+
+    def inputs(self, seed=0):
+        """float64 arrays x, filters, bias, side input, dy; None for those that the case lacks."""
+        rng = np.random.default_rng(seed)
+        conv = self.convolution()
+        x = rng.normal(size=conv.ordered(self.batch, conv.output_image(), self.cin))
+        # As many taps as meet a pixel of y.
+        taps = np.prod(self.kernel) * self.cin / np.prod(self.strides)
+        filters = rng.normal(size=(*self.kernel, self.cout, self.cin)) / np.sqrt(max(1, taps))
+        bias = rng.normal(size=self.cout) if self.bias else None
+        side = rng.normal(size=self.output_shape()) if self.side else None
+        return x, filters, bias, side, rng.normal(size=self.output_shape())
+
+
+@dataclasses.dataclass(frozen=True)
 class RecurrentOpCase(Case):
     """A recurrent layer: `shape` is (batch, steps, features, units)."""
 
@@ -211,6 +256,46 @@ def conv_cases():
     }
     rows = pairwise(factors, lambda row: min(ConvCase(**row).output_image()) > 0)
     return [ConvCase(**row) for row in rows]
+
+
+def conv_transpose_cases():
+    """Pairwise over sizes, windows, paddings, layouts, optional inputs, activations and dtypes."""
+    factors = {
+        # Kernels smaller than, as large as and larger than the strides.
+        "window": (
+            ((1, 1), (1, 1)),
+            ((1, 1), (2, 2)),
+            ((2, 2), (2, 2)),
+            ((3, 3), (1, 1)),
+            ((3, 3), (2, 2)),
+            ((4, 4), (2, 2)),
+            ((5, 5), (2, 2)),
+            ((7, 7), (3, 3)),
+            ((3, 3), (2, 1)),
+            ((2, 3), (3, 2)),
+            ((1, 5), (1, 2)),
+            ((4, 1), (3, 1)),
+        ),
+        "act": ACTIVATIONS,
+        "cin": (1, 3, 17, 33, 64, 100),
+        "cout": (1, 3, 17, 31, 64, 67, 128),
+        "dtype": DTYPES,
+        "image": ((1, 1), (2, 7), (5, 6), (9, 4), (13, 13), (16, 15)),
+        "padding": ("SAME", "VALID", ((1, 2), (3, 0)), ((0, 0), (4, 4))),
+        "dilations": ((1, 1), (2, 1), (2, 3)),
+        "batch": (1, 3, 0),
+        "layout": LAYOUTS,
+        "bias": (True, False),
+        "side": (False, True),
+    }
+
+    def case(row):
+        kernel, strides = row["window"]
+        rest = {name: value for name, value in row.items() if name != "window"}
+        return ConvTransposeCase(kernel=kernel, strides=strides, **rest)
+
+    rows = pairwise(factors, lambda row: min(case(row).convolution().output_image()) > 0)
+    return [case(row) for row in rows]
 
 
 def matmul_cases():

@@ -11,6 +11,7 @@ from tf_fused_ops.ops import act as act_op
 from tf_fused_ops.ops import (
     batch_norm_act,
     conv2d_bias_act,
+    conv2d_transpose_bias_act,
     gru,
     lstm,
     matmul_bias_act,
@@ -27,12 +28,16 @@ QUANTIZED_MATMUL = cases.QuantizedOpCase(lead=(2,), m=2, k=3, n=2)
 BATCH_NORM = cases.BatchNormCase(sizes=(3, 2), channels=2, side=True, dtype="float64")
 ACT = cases.ActCase(shape=(3, 5), dtype="float64")
 RECURRENT_CELLS = {"rnn": simple_rnn, "gru": gru, "lstm": lstm}
+CONV_TRANSPOSE = cases.ConvTransposeCase(
+    batch=1, image=(4, 3), cin=2, cout=2, kernel=(3, 2), strides=(2, 1), side=True, dtype="float64"
+)
 GROUPED_CONV = dataclasses.replace(CONV, cin=4, cout=6, groups=2)
 FORMS = (
     "act",
     "conv",
     "conv_groups",
     "conv_scale",
+    "conv_transpose",
     "matmul",
     "batch_norm",
     "batch_norm_inference",
@@ -48,8 +53,9 @@ def problem(form, act, alpha=cases.ALPHA, seed=0):
     if form == "quantized_matmul":
         return quantized_matmul_problem(act, alpha, seed)
     contractions = {
-        "conv": CONV, "conv_groups": GROUPED_CONV, "conv_scale": CONV, "matmul": MATMUL
-    }  # fmt: skip
+        **{"conv": CONV, "conv_groups": GROUPED_CONV, "conv_scale": CONV},
+        **{"conv_transpose": CONV_TRANSPOSE, "matmul": MATMUL},
+    }
     case = {"act": ACT, **contractions}.get(form, BATCH_NORM)
     attributes = {**case.attributes(), "activation": act, "alpha": alpha}
     if form == "act":
@@ -66,15 +72,19 @@ def problem(form, act, alpha=cases.ALPHA, seed=0):
         fused_op, stock_op = conv2d_bias_act, reference.conv2d_bias_act
         if form == "matmul":
             fused_op, stock_op = matmul_bias_act, reference.matmul_bias_act
+        if form == "conv_transpose":
+            fused_op, stock_op = conv2d_transpose_bias_act, reference.conv2d_transpose_bias_act
+            attributes["output_shape"] = case.output_shape()
 
         def fused(a, b, bias, side, *scale):
             optional = {"scale": scale[0]} if scale else {}
-            return fused_op(a, b, bias, side_input=side, **optional, **attributes)
+            return fused_op(a, b, bias=bias, side_input=side, **optional, **attributes)
 
         def stock(a, b, bias, side, *scale, **changes):
             optional = {"scale": scale[0]} if scale else {}
             b = reference.ungrouped(b, case.cin) if form == "conv_groups" else b
-            return stock_op(a, b, bias, side, **optional, **(attributes | changes))
+            optional |= {"bias": bias, "side_input": side}
+            return stock_op(a, b, **optional, **(attributes | changes))
 
         def inputs_of(i):
             *inputs, dy = case.inputs(seed + i)

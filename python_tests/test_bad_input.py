@@ -9,6 +9,7 @@ from bad_calls import (
     ATTENTION,
     BATCH_NORM,
     CONV,
+    CONV_TRANSPOSE,
     ERRORS,
     GROUP_NORM,
     LAYER_NORM,
@@ -24,6 +25,7 @@ from tf_fused_ops.ops import (
     attention,
     batch_norm_act,
     conv2d_bias_act,
+    conv2d_transpose_bias_act,
     dropout,
     group_norm_act,
     gru,
@@ -60,6 +62,10 @@ def of_tensors(layer):
 OPS = {
     "act": (act, {"x": (2, 5)}),
     "conv": (conv2d_bias_act, CONV),
+    "conv_transpose": (
+        functools.partial(conv2d_transpose_bias_act, output_shape=[2, 5, 5, 4], strides=2),
+        CONV_TRANSPOSE,
+    ),
     "matmul": (matmul_bias_act, MATMUL),
     "quantized_matmul": (quantized_matmul_bias_act, QUANTIZED_MATMUL),
     "batch_norm": (batch_norm_act, BATCH_NORM),
@@ -89,6 +95,7 @@ OPS |= {
     "gru": (of_tensors(gru), GRU),
     "lstm": (of_tensors(lstm), LSTM),
 }
+CONVOLUTIONS = ("conv", "conv_transpose")
 RECURRENT = ("simple_rnn", "gru", "lstm")
 DROPPING = ("dropout", "dropped_attention")
 
@@ -116,6 +123,45 @@ WRONG_SHAPES = [
     ("conv", {"side_input": (1, 5, 5, 4)}, "side_input"),
     ("conv", {"side_input": (4,)}, "side_input"),
     ("conv", {"data_format": "NCHW"}, "filters"),
+    *[
+        ("conv_transpose", {"output_shape": v}, "output_shape")
+        for v in (
+            *(3, [], [5, 5], [2, 5, 5], [2, 5, 5, 4, 1], [[2, 5, 5, 4]]),
+            *([2, 4, 5, 4], [2, 7, 5, 4], [2, 5, 4, 4], [2, 5, 7, 4], [2, 0, 5, 4], [2, 5, 0, 4]),
+            *([1, 5, 5, 4], [0, 5, 5, 4], [-2, 5, 5, 4], [2, -5, 5, 4]),
+            *([2, 2**31 - 1, 5, 4], [2, 5, 2**40, 4], [2**31 - 1] * 4, [2**63 - 1] * 4),
+        )
+    ],
+    # Which of the two is wrong is a matter of taste.
+    *[
+        ("conv_transpose", {"output_shape": v}, "output_shape|filters")
+        for v in (*([2, 5, 5, 3], [2, 5, 5, 0], [2, 5, 5, -4], [2, 5, 5, 2**31 - 1], [2, 4, 5, 5]),)
+    ],
+    *[("conv_transpose", {"x": v}, "input|x") for v in ((), (3,), (3, 3, 3), (2, 3, 3, 3, 1))],
+    *[
+        ("conv_transpose", {"x": v}, "output_shape")
+        for v in ((1, 3, 3, 3), (2, 2, 3, 3), (2, 3, 4, 3), (2, 0, 3, 3))
+    ],
+    ("conv_transpose", {"x": (2, 3, 3, 4)}, "filters"),
+    *[
+        ("conv_transpose", {"filters": v}, "filters")
+        for v in (
+            *((), (3,), (3, 3, 4), (3, 3, 4, 3, 1), (3, 3, 4, 4), (3, 3, 4, 0), (3, 3, 4, 1)),
+            *((3, 3, 2, 3), (3, 3, 0, 3), (3, 3, 3, 4), (0, 3, 4, 3), (3, 0, 4, 3)),
+        )
+    ],
+    ("conv_transpose", {"filters": (9, 9, 4, 3), "padding": "VALID"}, "filters"),
+    *[("conv_transpose", {"bias": v}, "bias") for v in ((), (0,), (1,), (3,), (1, 4), (4, 1))],
+    *[
+        ("conv_transpose", {"side_input": v}, "side_input")
+        for v in ((), (4,), (1, 5, 5, 4), (2, 5, 5, 3), (2, 3, 3, 3), (2, 5, 5, 4, 1))
+    ],
+    ("conv_transpose", {"data_format": "NCHW"}, "output_shape|filters"),
+    ("conv_transpose", {"strides": 1}, "output_shape"),
+    ("conv_transpose", {"strides": 3}, "output_shape"),
+    ("conv_transpose", {"padding": "VALID"}, "output_shape"),
+    ("conv_transpose", {"padding": [[0, 0], [2, 2], [0, 0], [0, 0]]}, "output_shape"),
+    ("conv_transpose", {"padding": "VALID", "dilations": 2}, "output_shape"),
     ("matmul", {"a": (3,)}, "a"),
     ("matmul", {"a": (2, 5, 4)}, "a"),
     ("matmul", {"b": (1, 3, 4)}, "b"),
@@ -215,10 +261,19 @@ WRONG_SHAPES = [
     *[("lstm", {"c": v}, "initial_state|states") for v in ((), (4,), (2, 3), (1, 4))],
 ]
 WRONG_ATTRIBUTES = [
-    *[("conv", {"strides": v}, "strides") for v in (0, -1, [1, 1, 1], [2, 1, 1, 1], 2**40, "two")],
-    *[("conv", {"dilations": v}, "dilations") for v in (0, -1, [1, 1, 1], [1, 1, 1, 2], 2**31)],
     *[
-        ("conv", {"padding": v}, "padding|explicit_paddings")
+        (op, {"strides": v}, "strides")
+        for op in CONVOLUTIONS
+        for v in (0, -1, [1, 1, 1], [2, 1, 1, 1], 2**40, "two")
+    ],
+    *[
+        (op, {"dilations": v}, "dilations")
+        for op in CONVOLUTIONS
+        for v in (0, -1, [1, 1, 1], [1, 1, 1, 2], 2**31)
+    ],
+    *[
+        (op, {"padding": v}, "padding|explicit_paddings")
+        for op in CONVOLUTIONS
         for v in (
             "FULL",
             "EXPLICIT",
@@ -235,12 +290,26 @@ WRONG_ATTRIBUTES = [
     *[
         (op, {"activation": v}, "activation")
         for op in (
-            *("act", "conv", "matmul", "quantized_matmul", "batch_norm", "group_norm"),
+            *("act", *CONVOLUTIONS, "matmul", "quantized_matmul", "batch_norm", "group_norm"),
             *RECURRENT,
         )
         for v in ("swoosh", 3, "")
     ],
-    *[(op, {"data_format": "NHCW"}, "data_format") for op in ("conv", "batch_norm", "group_norm")],
+    *[
+        (op, {"data_format": "NHCW"}, "data_format")
+        for op in (*CONVOLUTIONS, "batch_norm", "group_norm")
+    ],
+    *[
+        ("conv_transpose", {"output_shape": v}, "output_shape")
+        for v in (
+            None,
+            "text",
+            [2.0, 5.0, 5.0, 4.0],
+            [None, 5, 5, 4],
+            [[2], [5, 5, 4]],
+            [2**80] * 4,
+        )
+    ],
     *[("group_norm", {"groups": v}, "groups") for v in (2**40, "two", 1.5, None)],
     *[(op, {"activation": v}, "activation") for op in RECURRENT for v in ("none", "relu6", None)],
     *[("softmax", {name: v}, name) for name in ("scale", "masked") for v in ("two", None)],
@@ -280,6 +349,10 @@ WRONG_DTYPES = [
     ("conv", {"bias": tf.float16}, "bias"),
     ("conv", {"scale": tf.float64}, "scale"),
     ("conv", {"side_input": tf.float64}, "side_input"),
+    *[("conv_transpose", {"x": v}, "x") for v in (tf.int32, tf.complex64, tf.string)],
+    ("conv_transpose", {"filters": tf.float64}, "filters"),
+    ("conv_transpose", {"bias": tf.float16}, "bias"),
+    ("conv_transpose", {"side_input": tf.bfloat16}, "side_input"),
     ("matmul", {"a": tf.int8}, "a"),
     ("matmul", {"b": tf.bfloat16}, "b"),
     ("matmul", {"bias": tf.float64}, "bias"),
@@ -356,6 +429,7 @@ def test_unknown_shapes(op, wrong, name, known_rank):
 def test_dtypes(op, wrong, name, graph):
     optional = {
         "conv": {"side_input": (2, 5, 5, 4), "scale": (4,)},
+        "conv_transpose": {"side_input": (2, 5, 5, 4)},
         "batch_norm": {"side_input": (2, 5, 3)},
     }
     shapes = {**optional.get(op, {}), **OPS[op][1]}
@@ -370,6 +444,7 @@ def test_dtypes(op, wrong, name, graph):
     ("op", "name"),
     [
         *(("act", "x"), ("conv", "filters"), ("matmul", "b"), ("matmul", "a")),
+        *(("conv_transpose", "x"), ("conv_transpose", "filters")),
         *itertools.product(["quantized_matmul"], ["a", "b", "b_scale"]),
         *itertools.product(["update_cache"], UPDATE_CACHE),
     ],

@@ -25,6 +25,11 @@ def raw(name):
     return getattr(_library.ops, f"tf_fused_ops_{name}")
 
 
+CONV_TRANSPOSED = {
+    **{"input": (2, 3, 3, 3), "filters": (3, 3, 4, 3), "activation": "relu"},
+    **{"strides": [1, 2, 2, 1], "padding": "SAME"},
+}
+TRANSPOSING = ("conv2d_transpose_bias_act", "conv2d_transpose_bias_act_grad")
 RAW = {
     "act": {"x": (2, 5), "activation": "mish"},
     "act_grad": {"dy": (2, 5), "saved": (2, 5), "activation": "mish"},
@@ -37,6 +42,10 @@ RAW = {
         "padding": "SAME",
         "activation": "relu",
     },
+    "conv2d_transpose_bias_act": CONV_TRANSPOSED
+    | {"bias": [(4,)], "side_input": [(2, 5, 5, 4)], "output_shape": [2, 5, 5, 4]},
+    "conv2d_transpose_bias_act_grad": CONV_TRANSPOSED
+    | {"dy": (2, 5, 5, 4), "saved": [(2, 5, 5, 4)]},
     "mat_mul_bias_act_grad": {
         "dy": (2, 5, 4),
         "a": (2, 5, 3),
@@ -115,6 +124,55 @@ WRONG_RAW_CALLS = [
     ("conv2d_bias_act_grad", {"activation": "none"}, "saved"),
     ("conv2d_bias_act_grad", {"filters": (3, 3, 2, 4)}, "filters"),
     ("conv2d_bias_act_grad", {"strides": [1, -2, 1, 1]}, "strides"),
+    *[
+        ("conv2d_transpose_bias_act", {"output_shape": v}, "output_shape")
+        for v in (
+            *(3, [], [2, 5, 5], [[2, 5, 5, 4]], [2, 5, 5, 4, 1]),
+            *([2, 7, 5, 4], [2, 5, 4, 4], [1, 5, 5, 4], [2, 0, 5, 4]),
+            *([2, 2**31 - 1, 5, 4], [2**31 - 1] * 4),
+        )
+    ],
+    *[
+        ("conv2d_transpose_bias_act", {"output_shape": v}, "(output_shape|filters)")
+        for v in ([2, 5, 5, 3], [2, 5, 5, 0])
+    ],
+    ("conv2d_transpose_bias_act", {"input": (2, 3, 4, 3)}, "output_shape"),
+    *[("conv2d_transpose_bias_act", {"bias": v}, "bias") for v in ([()], [(3,)], [(1, 4)])],
+    ("conv2d_transpose_bias_act", {"side_input": [(2, 3, 3, 3)]}, "side_input"),
+    *[
+        (op, {name: v}, name)
+        for op in TRANSPOSING
+        for name, values in {
+            "input": ((), (3, 3, 3), (2, 3, 3, 3, 1)),
+            "filters": ((), (3, 3, 4), (3, 3, 4, 4), (3, 3, 4, 1), (0, 3, 4, 3), (3, 3, 4, 0)),
+            "strides": ([], [2, 2], [1, 0, 2, 1], [1, -2, 2, 1], [2, 2, 2, 1], [1, 2**40, 2, 1]),
+            "dilations": ([], [1, 0, 1, 1], [1, 1, 1, 3], [1, 2**31, 1, 1], [1] * 5),
+            "padding": ("FULL", ""),
+            "explicit_paddings": ([0] * 8, [1]),
+            "data_format": ("NHCW", ""),
+            "activation": ("swoosh", ""),
+        }.items()
+        for v in values
+    ],
+    *[
+        (op, {"padding": "EXPLICIT", "explicit_paddings": v}, "explicit_padding")
+        for op in TRANSPOSING
+        for v in (
+            *([], [1] * 4, [0, 0, -1, 1, 1, 1, 0, 0], [0, 0, 2**31, 0, 0, 0, 0, 0]),
+            *([1, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 1]),
+        )
+    ],
+    ("conv2d_transpose_bias_act_grad", {"filters": (3, 3, 2, 3)}, "(filters|dy)"),
+    *[
+        ("conv2d_transpose_bias_act_grad", {"dy": v}, "dy")
+        for v in ((), (5, 5, 4), (2, 7, 5, 4), (2, 5, 4, 4), (1, 5, 5, 4), (2, 0, 5, 4))
+    ],
+    ("conv2d_transpose_bias_act_grad", {"dy": (2, 5, 5, 3)}, "(filters|dy)"),
+    ("conv2d_transpose_bias_act_grad", {"activation": "none"}, "saved"),
+    *[
+        ("conv2d_transpose_bias_act_grad", {"saved": v}, "saved")
+        for v in ([], [(0,)], [(2, 3, 3, 3)], [(2, 5, 5, 1)], [(2, 5, 5, 4)] * 2)
+    ],
     ("mat_mul_bias_act_grad", {"dy": (2, 5, 3)}, "dy"),
     ("mat_mul_bias_act_grad", {"dy": (10, 4)}, "dy"),
     ("mat_mul_bias_act_grad", {"a": (3,)}, "a"),
@@ -186,6 +244,8 @@ WRONG_RAW_CALLS = [
     ("attention", {"rng_key": [(1,)] * 2, "rng_counter": [(2,)] * 2}, "rng"),
     *[("update_cache", {"index": v}, "index") for v in ((0,), (1,), (2,), (1, 1))],
     *[("update_cache", {"slot": v}, "slot") for v in (-1, 5, 2**31 - 1, 2**31)],
+    # Of a constant TensorFlow itself says it while tracing.
+    ("conv2d_transpose_bias_act", {"output_shape": [-(2**31)] * 4}, "output_shape|used for shape"),
     ("update_cache", {"cache": (2, 6, 4, 5)}, "cache"),
     ("update_cache", {"key": (2, 1, 4, 1)}, "key"),
     ("update_cache", {"value": (2, 2, 4, 5)}, "value"),
@@ -311,14 +371,21 @@ def test_raw_ops_called_rightly(op):
 @pytest.mark.parametrize(
     ("op", "name"),
     [
-        *itertools.product(["conv2d_bias_act", "mat_mul_bias_act"], ["bias", "side_input"]),
+        *itertools.product(
+            ["conv2d_bias_act", "conv2d_transpose_bias_act", "mat_mul_bias_act"],
+            ["bias", "side_input"],
+        ),
         ("conv2d_bias_act", "scale"),
     ],
 )
 def test_more_than_one_optional_tensor(op, name, graph):
     x, w = np.ones((1, 2, 2, 1), np.float32), np.ones((1, 1, 1, 1), np.float32)
     conv = {"input": x, "filters": w, "strides": [1, 1, 1, 1], "padding": "SAME"}
-    arguments = conv | {"scale": []} if op.startswith("conv") else {"a": x[0, 0], "b": w[0, 0]}
+    arguments = {
+        "conv2d_bias_act": conv | {"scale": []},
+        "conv2d_transpose_bias_act": conv | {"output_shape": x.shape},
+        "mat_mul_bias_act": {"a": x[0, 0], "b": w[0, 0]},
+    }[op]
     arguments |= {"bias": [], "side_input": [], name: [[1.0], [1.0]]}
 
     def call():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tolerances import assert_as_exact, assert_close
 
 from tf_fused_ops import _library
-from tf_fused_ops.ops import activations, conv, conv2d_bias_act, reference
+from tf_fused_ops.ops import _arguments, activations, conv, conv2d_bias_act, reference
 
 
 def unscaled(case):
@@ -27,7 +27,7 @@ def fused(case, x, filters, bias, side):
 
 def fused_gradients(case, dy, x, filters, saved):
     attributes = unscaled(case)
-    padding, explicit = conv._padding(attributes["padding"])
+    padding, explicit = _arguments.padding(attributes["padding"])
     attributes |= {"padding": padding, "explicit_paddings": explicit}
     saved = [] if saved is None else [saved]
     return conv._gradient_op(dy, x, filters, saved, (True,) * 4, attributes)

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 from tf_fused_ops import _library
 from tf_fused_ops.ops import (
-    act, attention, batch_norm_act, conv2d_bias_act, dropout, group_norm_act, gru,
-    layer_norm, lstm, matmul_bias_act, quantized_matmul_bias_act, softmax,
+    act, attention, batch_norm_act, conv2d_bias_act, conv2d_transpose_bias_act, dropout,
+    group_norm_act, gru, layer_norm, lstm, matmul_bias_act, quantized_matmul_bias_act, softmax,
     sparse_softmax_cross_entropy, update_cache,
 )
 
@@ -48,6 +48,18 @@ for dtype in ("float32", "bfloat16"):
         show(
             lambda x, w, b: conv2d_bias_act(x, w, b, strides=strides, activation="silu"),
             tensor(dtype, 4, 29, 31, 33), tensor(dtype, 3, 3, 33, 65), tensor(dtype, 65),
+        )
+    # Filters that overlap, those that do not, and few tasks but those of channels.
+    for kernel, shape, channels in (
+        (3, (4, 15, 16, 65), 33), (2, (4, 15, 16, 65), 33), (4, (1, 7, 8, 250), 40)
+    ):
+        batch, height, width, depth = shape
+        show(
+            lambda x, w, b: conv2d_transpose_bias_act(
+                x, w, [batch, 2 * height, 2 * width, channels], b, 2, activation="silu"
+            ),
+            tensor(dtype, *shape), tensor(dtype, kernel, kernel, channels, depth),
+            tensor(dtype, channels),
         )
     # Few tasks but those of channels and of filters.
     show(
@@ -115,7 +127,7 @@ for dtype in ("float32", "bfloat16"):
 def test_bitwise_equal_for_any_number_of_threads_and_from_run_to_run(run_python):
     first, *others = (run_python(PROGRAM, *ISAS, threads=threads) for threads in (1, 2, 3))
     lines = [line.split() for line in first.splitlines()]
-    assert [line[0] for line in lines] == ISAS * 64
+    assert [line[0] for line in lines] == ISAS * 70
     assert all(len(line) == 2 for line in lines), first
     for other in others:
         assert other == first

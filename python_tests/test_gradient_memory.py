@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_fused_ops.ops import act, batch_norm_act, conv2d_bias_act, matmul_bias_act
+from tf_fused_ops.ops import (
+    act,
+    batch_norm_act,
+    conv2d_bias_act,
+    conv2d_transpose_bias_act,
+    matmul_bias_act,
+)
 
 
 def saved_tensors(function, *inputs):
@@ -24,6 +30,19 @@ def test_a_conv_bias_relu_keeps_x_w_y_and_nothing_else():
     x, w, b = (tf.constant(rng.normal(size=s)) for s in ((2, 5, 5, 3), (3, 3, 3, 4), (4,)))
     kept = saved_tensors(conv2d_bias_act, x, w, b)
     y = conv2d_bias_act(x, w, b)
+    assert len(kept) == 3
+    for expected in (x, w, y):
+        assert any(k.shape == expected.shape and np.all(k == expected) for k in kept)
+
+
+def test_a_transposed_convolution_keeps_x_w_y_and_nothing_else():
+    def run(x, w, b):
+        sizes = tf.shape(x) * [1, 2, 2, 0] + [0, 0, 0, 4]
+        return conv2d_transpose_bias_act(x, w, sizes, b, strides=2)
+
+    rng = np.random.default_rng(0)
+    x, w, b = (tf.constant(rng.normal(size=s)) for s in ((2, 5, 5, 3), (3, 3, 4, 3), (4,)))
+    kept, y = saved_tensors(run, x, w, b), run(x, w, b)
     assert len(kept) == 3
     for expected in (x, w, y):
         assert any(k.shape == expected.shape and np.all(k == expected) for k in kept)

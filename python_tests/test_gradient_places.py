@@ -14,6 +14,8 @@ PLACES = [
     ("act", "silu"),
     ("conv", "relu"),
     ("conv", "silu"),
+    ("conv_transpose", "relu"),
+    ("conv_transpose", "silu"),
     ("matmul", "silu"),
     ("batch_norm", "relu"),
     ("batch_norm", "silu"),

@@ -48,7 +48,9 @@ def test_second_order_against_finite_differences(form, act):
         np.testing.assert_allclose(value, other, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["act", "conv", "conv_scale", "matmul", "batch_norm"])
+@pytest.mark.parametrize(
+    "form", ["act", "conv", "conv_scale", "conv_transpose", "matmul", "batch_norm"]
+)
 def test_third_order(form):
     fused, stock, inputs, dy = problem(form, "gelu_tanh")
     weights = weights_for(inputs)

@@ -13,12 +13,19 @@ import tf_fused_ops as tfo
 from tf_fused_ops.short_graphs import ShortGraph
 
 X, FILTERS, BIAS, DY = values((2, 5, 6, 3), (3, 3, 3, 7), (7,), (2, 5, 6, 7))
-CHANNELS = BIAS[:3]
+CHANNELS, SQUARE = BIAS[:3], FILTERS[..., :3]
 A, B, C = values((5, 6), (6, 7), (7,))
 
 
 def convolution(x, filters, bias):
     return tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, filters, 1, "SAME"), bias))
+
+
+def transposed(x, filters, bias):
+    batch, height, width, _ = x.shape
+    return tfo.ops.conv2d_transpose_bias_act(
+        x, filters, [batch, 2 * height, 2 * width, 3], bias, strides=2
+    )
 
 
 def dense(a, b, c):
@@ -61,8 +68,9 @@ def compiled(program, *args):
         (step, (X, FILTERS, BIAS, DY)),
         (lambda a, b, c: dense(dense(a, b, c), b, c), (A, B[:, :6], C[:6])),
         (lambda x: tfo.ops.batch_norm_act(x, *[CHANNELS] * 4)[0], (X,)),
+        (lambda x, w, b: transposed(transposed(x, w, b), w, b), (X, SQUARE, CHANNELS)),
     ],
-    ids=["conv", "dense", "step", "two", "constant"],
+    ids=["conv", "dense", "step", "two", "constant", "transposed"],
 )
 def test_same_bits_as_the_function(program, args, functions_run):
     function, expected = compiled(program, *args)

@@ -50,6 +50,22 @@ def data_format(value):
     return value
 
 
+def padding(value):
+    """Returns the attributes padding and explicit_paddings."""
+    if isinstance(value, str) and value.upper() in ("SAME", "VALID"):
+        return value.upper(), []
+    try:
+        pairs = [(int(before), int(after)) for before, after in value]
+    except (TypeError, ValueError):
+        pairs = []
+    if isinstance(value, str) or len(pairs) != 4:
+        raise ValueError(
+            "padding must be 'SAME', 'VALID' or a list of four pairs, one a dimension in the order "
+            f"of data_format; got {value!r}"
+        )
+    return "EXPLICIT", [amount for pair in pairs for amount in pair]
+
+
 def scale_and_offset(scale, offset, x, axis):
     """Returns the vectors of a normalization along an axis of x; None stands for ones and zeros."""
     wide = tf.float64 if x.dtype == tf.float64 else tf.float32
@@ -124,6 +140,16 @@ def integers(name, value):
     if result.dtype not in (tf.int32, tf.int64):
         raise ValueError(f"{name} must be int32 or int64; got {result.dtype.name}")
     return result
+
+
+def shape(name, value):
+    """Returns the sizes of a tensor, int32 or int64, as the int32 tensor that an op takes."""
+    sizes = integers(name, value)
+    known = tf.get_static_value(sizes)
+    if known is not None and (known < 0).any():
+        raise ValueError(f"{name} must not be negative; got {known.tolist()}")
+    # A size out of range must not become another one.
+    return sizes if sizes.dtype == tf.int32 else tf.saturate_cast(sizes, tf.int32)
 
 
 def random_words(name, seed):

@@ -26,6 +26,15 @@ def attributes(op, *names):
     return {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
 
 
+def convolution_attributes(op, *names):
+    """Returns the named attributes of a convolution as `reference` takes them."""
+    values = attributes(op, *names)
+    explicit = values.pop("explicit_paddings")
+    if values["padding"] == "EXPLICIT":
+        values["padding"] = [list(pair) for pair in zip(explicit[::2], explicit[1::2], strict=True)]
+    return values
+
+
 def wanted(op):
     """Returns, an entry an input, whether its gradient is asked for."""
     skipped = getattr(op, "skip_input_indices", None) or ()
@@ -179,7 +188,8 @@ def contraction_gradient(op, dy, dpre_activation, names, optional, forward, grad
     """The gradient of a convolution or matrix product with bias, side input, scale and activation.
 
     Args:
-        op: The forward operation; its inputs are two operands, then what `optional` counts.
+        op: The forward operation; its inputs are two operands, then what `optional` counts, then
+            those without a gradient.
         dy: The gradient of y.
         dpre_activation: The gradient of the pre-activation output; not zero only in gradients of
             gradients.
@@ -190,7 +200,7 @@ def contraction_gradient(op, dy, dpre_activation, names, optional, forward, grad
         gradient_op: Runs the gradient op: dy, operands, saved tensors, four switches, attributes.
 
     Returns:
-        A list, one gradient an input.
+        A list, one gradient an input that has one.
     """
     shared = attributes(op, *names)
     counts = [op.get_attr(name) for name in optional]

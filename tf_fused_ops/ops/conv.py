@@ -11,22 +11,6 @@ _ATTRIBUTES = (*_REFERENCE_ATTRIBUTES, "winograd")
 _OPTIONAL = ("num_bias", "num_side_inputs", "num_scale")
 
 
-def _padding(value):
-    """Returns the attributes padding and explicit_paddings."""
-    if isinstance(value, str) and value.upper() in ("SAME", "VALID"):
-        return value.upper(), []
-    try:
-        pairs = [(int(before), int(after)) for before, after in value]
-    except (TypeError, ValueError):
-        pairs = []
-    if isinstance(value, str) or len(pairs) != 4:
-        raise ValueError(
-            "padding must be 'SAME', 'VALID' or a list of four pairs, one a dimension in the order "
-            f"of data_format; got {value!r}"
-        )
-    return "EXPLICIT", [amount for pair in pairs for amount in pair]
-
-
 def _flatten_batch(value):
     """Returns a tensor of rank > 4 with all its leading dimensions made one."""
     return tf.reshape(value, tf.concat([[-1], tf.shape(value)[-3:]], 0))
@@ -87,7 +71,7 @@ def conv2d_bias_act(
     """
     activation = activations.canonical_name(activation)
     data_format = _arguments.data_format(data_format)
-    padding, explicit_paddings = _padding(padding)
+    padding, explicit_paddings = _arguments.padding(padding)
     x = _arguments.tensor("x", x)
     filters = _arguments.tensor_like("filters", filters, x.dtype, "x")
     bias = _arguments.optional("bias", bias, x.dtype, "x")
@@ -159,19 +143,9 @@ def _forward(inputs, attributes):
     return ops.tf_fused_ops_conv2d_bias_act(*inputs, **attributes)[0]
 
 
-def _reference_attributes(attributes):
-    """The attributes as `reference` takes them."""
-    explicit = attributes.pop("explicit_paddings")
-    if attributes["padding"] == "EXPLICIT":
-        attributes["padding"] = [
-            list(pair) for pair in zip(explicit[::2], explicit[1::2], strict=True)
-        ]
-    return attributes
-
-
 @tf.RegisterGradient("TfFusedOps>Conv2DBiasActGrad")
 def _conv2d_bias_act_grad_gradient(op, *output_gradients):
-    attributes = _reference_attributes(_gradient.attributes(op, *_REFERENCE_ATTRIBUTES))
+    attributes = _gradient.convolution_attributes(op, *_REFERENCE_ATTRIBUTES)
 
     def stock(dy, x, filters, saved=None):
         return reference.conv2d_bias_act_grad(dy, x, filters, saved, **attributes)

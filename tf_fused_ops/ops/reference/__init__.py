@@ -18,6 +18,10 @@ from tf_fused_ops.ops.reference.batch_norm import (
 from tf_fused_ops.ops.reference.cache import slot_of, update_cache
 from tf_fused_ops.ops.reference.channels import pack_mask
 from tf_fused_ops.ops.reference.conv import conv2d_bias_act, conv2d_bias_act_grad, ungrouped
+from tf_fused_ops.ops.reference.conv_transpose import (
+    conv2d_transpose_bias_act,
+    conv2d_transpose_bias_act_grad,
+)
 from tf_fused_ops.ops.reference.cross_entropy import (
     sparse_softmax_cross_entropy,
     sparse_softmax_cross_entropy_grad,
@@ -60,6 +64,8 @@ __all__ = [
     "batch_norm_statistics",
     "conv2d_bias_act",
     "conv2d_bias_act_grad",
+    "conv2d_transpose_bias_act",
+    "conv2d_transpose_bias_act_grad",
     "dequantized",
     "dropout",
     "for_each_head",

@@ -74,7 +74,24 @@ def conv2d_bias_act_grad(
 
 
 def _conv2d(x, filters, strides, padding, data_format, dilations):
-    # TensorFlow's CPU kernels know neither every gradient in NCHW nor that of dilated filters.
+    return as_known(tf.nn.conv2d, x, filters, strides, padding, data_format, dilations)
+
+
+def as_known(convolution, x, filters, strides, padding, data_format, dilations):
+    """A convolution in a form of which TensorFlow's CPU kernels know every gradient.
+
+    Args:
+        convolution: Takes x in NHWC, filters, strides and padding, without dilations.
+        x: As in `conv2d_bias_act`; so are strides, padding, data_format and dilations.
+        filters: [height, width, ..., ...].
+        strides: As in `conv2d_bias_act`.
+        padding: As in `conv2d_bias_act`.
+        data_format: As in `conv2d_bias_act`.
+        dilations: As in `conv2d_bias_act`.
+
+    Returns:
+        A tensor, laid out as data_format says.
+    """
     if data_format == "NCHW":
         x = tf.transpose(x, [0, 2, 3, 1])
         strides, dilations = ([v[0], v[2], v[3], v[1]] for v in (strides, dilations))
@@ -82,7 +99,7 @@ def _conv2d(x, filters, strides, padding, data_format, dilations):
             padding = [padding[0], padding[2], padding[3], padding[1]]
     if any(d > 1 for d in dilations):
         filters = _dilated(filters, dilations[1:3])
-    y = tf.nn.conv2d(x, filters, strides, padding)
+    y = convolution(x, filters, strides, padding)
     return tf.transpose(y, [0, 3, 1, 2]) if data_format == "NCHW" else y
 
 
