@@ -467,7 +467,7 @@ def test_compiled_gradient_ops_of_their_own():
     ("layer", "shape"),
     [
         (keras.layers.Conv3D(4, 2, groups=2), (4, 4, 4, 4)),
-        (keras.layers.Conv2DTranspose(4, 3), SHAPE),
+        (keras.layers.Conv2DTranspose(4, 3, use_bias=False), SHAPE),
     ],
     ids=["conv3d", "transposed"],
 )

@@ -29,10 +29,11 @@ def readable(pattern):
     "rule", [rule for rule in ROWS if rule.added and rule.differentiable], ids=row_id
 )
 def test_forward_and_backward(rule, unknown_batch):
-    shapes = {name: tensor.shape.as_list() for name, tensor in operands(rule).items()}
+    named = operands(rule)
+    shapes = {name: tensor.shape.as_list() for name, tensor in named.items()}
     for name in shapes.keys() & BATCHED if unknown_batch else ():
         shapes[name][0] = None
-    specs = tuple((name, tf.TensorSpec(shape, tf.float32)) for name, shape in shapes.items())
+    specs = tuple((name, tf.TensorSpec(shape, named[name].dtype)) for name, shape in shapes.items())
     known = {"a_shape": shapes.get("a"), "b_shape": shapes.get("b"), "side_first": True}
     arguments = specs, search._hashable(attrs(rule, **known))
     alone = copy.copy(rule)

@@ -15,6 +15,8 @@ DENSE = [(2, 3, 7), (7, 5), (5,)]
 BATCH_NORM = [(4, 5, 3, 6), (6,), (6,), (6,), (6,)]
 CONV_NORM = [*CONV, (4,), (4,), (4,), (4,)]
 CONV1D = [(2, 6, 3), (3, 3, 4), (4,)]
+# The last shape is that of the vector that tells the output's.
+TRANSPOSE = [(2, 3, 4, 3), (3, 3, 5, 3), (5,), (4,)]
 SHAPES = {
     "act": [(6, 7)],
     "conv2d": CONV[:2],
@@ -26,6 +28,10 @@ SHAPES = {
     "conv1d_bias_add": [*CONV1D, (2, 6, 4)],
     "conv2d_bias": CONV,
     "conv2d_bias_add": [*CONV, (2, 6, 5, 4)],
+    "conv2d_transpose": [*TRANSPOSE[:2], (4,)],
+    "conv2d_transpose_bias": TRANSPOSE,
+    "conv2d_transpose_bias_add": [*TRANSPOSE, (2, 6, 8, 5)],
+    "conv1d_transpose_bias": [(2, 4, 3), (3, 5, 3), (5,), (4,)],
     "matmul": MATMUL[:2],
     "matmul_add": [*MATMUL[:2], (6, 5)],
     "matmul_bias": MATMUL,
@@ -79,7 +85,11 @@ QUANTIZED = {
     **{"epsilon": 1e-7, "axes": -1, "transposed": False, "steps": (), "shapes": (None, None, None)},
 }
 MOMENTS = DECOMPOSED | {"form": "moments", "scaled_first": False}
+UPSAMPLED = {"strides": [1, 2, 2, 1], "y_shape": [2, 6, 8, 5]}
 VARIANTS = {
+    "conv2d_transpose": UPSAMPLED,
+    "conv2d_transpose_bias": UPSAMPLED,
+    "conv1d_transpose_bias": UPSAMPLED | {"y_shape": [2, 1, 8, 5]},
     "moments_batch_norm": DECOMPOSED | {"axes": [0, 1, 2]},
     "given_batch_norm": DECOMPOSED,
     "conv2d_given_batch_norm": DECOMPOSED,
@@ -132,6 +142,8 @@ def operands(rule):
     """Returns example operands by name; scales and variance are positive."""
     names = rule.present(attrs(rule))
     named = dict(zip(names, values(*SHAPES[rule.family]), strict=True))
+    if "output_shape" in named:
+        named["output_shape"] = tf.constant(attrs(rule)["y_shape"])
     if "labels" in named:
         named["labels"] = tf.range(6)
     for name in ("scale", "variance", "b_scale"):

@@ -27,8 +27,6 @@ class ContractionBiasAct(Rule):
     """
 
     contraction: tuple
-    # What the fused op takes after the side input.
-    further_inputs: tuple = ()
 
     def default_attrs(self):
         return super().default_attrs() | {"bias_op": "BiasAdd", "bias_first": False}
@@ -117,10 +115,9 @@ class ContractionBiasAct(Rule):
             *self._factors(match),
             [self.flat_bias(t) for t in self._optional(match, "bias")],
             [self.widen(match, t) for t in self._optional(match, "side_input")],
-            *self.further_inputs,
+            *self.further_inputs(match),
             save_pre_activation=save,
             name=match.fused_name(),
-            **constant_filters(match, self.contraction[1]),
             **self.forward_attributes(match),
             **self.attributes(match),
         )
@@ -197,9 +194,13 @@ class ContractionBiasAct(Rule):
     def _optional(self, match, name):
         return [match.operands[name]] if name in match.operands else []
 
+    def further_inputs(self, match):
+        """Returns what the fused op takes after the side input."""
+        return ()
+
     def forward_attributes(self, match):
         """Returns the attributes of the fused forward op alone."""
-        return {}
+        return constant_filters(match, self.contraction[1])
 
     def attributes(self, match):
         """Returns the attributes of the fused ops."""

@@ -28,7 +28,6 @@ class Conv2DBiasAct(ContractionBiasAct):
     }
     keyed = ("data_format",)
     fused_ops = ("TfFusedOps>Conv2DBiasAct", "TfFusedOps>Conv2DBiasActGrad")
-    further_inputs = ([],)
     # 0.28 to 0.86 of the time of stock gradients (float32, windows 1x1 and 3x3, 16x56x56x64 to
     # 16x14x14x256; none, relu, tanh, silu, gelu_erf).
     backward_alone = True
@@ -56,9 +55,13 @@ class Conv2DBiasAct(ContractionBiasAct):
         grouped = are_grouped(shapes["input"], shapes["filters"], attrs["data_format"])
         return fits and not grouped and attrs["bias_op"] not in SUMS
 
+    def further_inputs(self, match):
+        return ([],)
+
     def forward_attributes(self, match):
         plain = self.activation is spellings.NONE and "side_input" not in match.operands
-        return {"num_moments": int(plain and match.attrs["take_moments"])}
+        moments = {"num_moments": int(plain and match.attrs["take_moments"])}
+        return super().forward_attributes(match) | moments
 
     def attributes(self, match):
         return super().attributes(match) | {"winograd": match.attrs["winograd"]}
@@ -218,15 +221,19 @@ class PadConv2DAct(PadConv2DBiasAct):
     differentiable = Conv2DAct.differentiable
 
 
-class Conv1DBiasAct(Conv2DBiasAct):
-    """act(bias_add(conv1d(input, filters), bias)): conv2d between expand_dims and squeeze."""
+class Line:
+    """What rules for a line of pixels share: the 2-D op between expand_dims and squeeze.
 
-    family = "conv1d_bias"
+    Attributes:
+        counts_back: Whether stock counts the axis that it adds from the last one.
+    """
+
     gradient_ops: ClassVar = {}
-    operands: ClassVar = {"input": (3,), "filters": (3,), "bias": (1,)}
+    counts_back = True
 
     def variants(self, view, anchor):
-        if anchor.inputs[0].op.type == anchor.inputs[1].op.type == "ExpandDims":
+        images = (tensor.op.type for tensor in anchor.inputs if tensor.shape.rank == 4)
+        if all(op_type == "ExpandDims" for op_type in images):
             yield from super().variants(view, anchor)
 
     def product(self, view, anchor):
@@ -236,11 +243,10 @@ class Conv1DBiasAct(Conv2DBiasAct):
     def scalable(self, attrs, shapes):
         return False
 
-    def linear(self, attrs, input, filters, bias=None):
-        # As tf.nn.conv1d does it.
-        axis = _height(attrs) - 4
+    def linear(self, attrs, input, filters, bias=None, **others):
+        axis = _height(attrs) - 4 * self.counts_back
         wide = tf.expand_dims(input, axis), tf.expand_dims(filters, 0)
-        z = tf.squeeze(Conv2DBiasAct.linear(self, attrs, *wide), [axis])
+        z = tf.squeeze(super().linear(attrs, *wide, **others), [axis])
         return self.add_bias(attrs, z, bias)
 
     def widen(self, match, tensor):
@@ -257,6 +263,13 @@ class Conv1DBiasAct(Conv2DBiasAct):
     def _factors(self, match):
         return [self.widen(match, match.operands["input"]),
                 tf.expand_dims(match.operands["filters"], 0)]  # fmt: skip
+
+
+class Conv1DBiasAct(Line, Conv2DBiasAct):
+    """act(bias_add(conv1d(input, filters), bias)): conv2d between expand_dims and squeeze."""
+
+    family = "conv1d_bias"
+    operands: ClassVar = {"input": (3,), "filters": (3,), "bias": (1,)}
 
 
 class Conv2DAddAct(AddAct, Conv2DAct):
@@ -284,5 +297,5 @@ class Conv2DBiasAddAct(AddAct, Conv2DBiasAct):
 
 
 def _height(attrs):
-    """Returns the axis that tf.nn.conv1d adds."""
+    """Returns the axis that makes an image of a line."""
     return 2 if attrs["data_format"] == b"NCHW" else 1

@@ -58,16 +58,20 @@ def _attributes(op, names):
 
 
 def _contraction(function, names):
-    """Returns what stands for a forward op with bias, side input, scale and activation."""
+    """Returns what stands for a forward op with bias, side input, scale and activation.
+
+    Args:
+        function: Takes both operands, and what follows the optional inputs.
+        names: The attributes that it takes, too.
+    """
 
     def stock(op):
         attributes, rest = _attributes(op, names), iter(op.inputs[2:])
         bias, side_input, scale = (_optional(op, name, rest) for name in _OPTIONAL)
         if scale is not None:
             attributes["scale"] = scale
-        z = function(
-            *op.inputs[:2], None, None, **attributes, **{"activation": "none", "alpha": 0.0}
-        )
+        linear = {"activation": "none", "alpha": 0.0}
+        z = function(*op.inputs[:2], *rest, None, None, **attributes, **linear)
         if bias is not None:
             z = _add_bias(z, bias, attributes.get("data_format", "NHWC"))
         if side_input is not None:
@@ -294,6 +298,10 @@ _STOCK = {
     "TfFusedOps>ActGrad": _act_grad,
     "TfFusedOps>Conv2DBiasAct": _contraction(reference.conv2d_bias_act, _CONV),
     "TfFusedOps>Conv2DBiasActGrad": _contraction_grad(reference.conv2d_bias_act_grad, _CONV),
+    "TfFusedOps>Conv2DTransposeBiasAct": _contraction(reference.conv2d_transpose_bias_act, _CONV),
+    "TfFusedOps>Conv2DTransposeBiasActGrad": _contraction_grad(
+        reference.conv2d_transpose_bias_act_grad, _CONV
+    ),
     "TfFusedOps>GroupNormAct": _group_norm,
     "TfFusedOps>GroupNormActGrad": _group_norm_grad,
     "TfFusedOps>LayerNorm": _layer_norm,

@@ -13,6 +13,7 @@ from tf_fused_ops.remapper import (
     batch_norm,
     conv_batch_norm,
     conv_moments,
+    conv_transpose,
     convolution,
     cross_entropy,
     dropout,
@@ -38,6 +39,10 @@ _CHAINS = {
     convolution.PadConv2DBiasAct: convolution.PadConv2DBiasAct,
     convolution.Conv1DBiasAct: convolution.Conv1DBiasAct,
     convolution.Conv1DBiasAddAct: convolution.Conv1DBiasAct,
+    conv_transpose.Conv2DTransposeAct: conv_transpose.Conv2DTransposeAct,
+    conv_transpose.Conv2DTransposeBiasAct: conv_transpose.Conv2DTransposeBiasAct,
+    conv_transpose.Conv2DTransposeBiasAddAct: conv_transpose.Conv2DTransposeBiasAct,
+    conv_transpose.Conv1DTransposeBiasAct: conv_transpose.Conv1DTransposeBiasAct,
     product.MatMulBiasAct: product.MatMulBiasAct,
     product.MatMulBiasAddAct: product.MatMulBiasAct,
     product.DenseBiasAct: product.DenseBiasAct,
@@ -73,7 +78,7 @@ _CHAINS = {
 # TensorFlow has one op for these already; and bare products stay its own.
 _BARE = {
     *(batch_norm.BatchNormAct, convolution.Conv2DAct, product.MatMulAct, product.DenseAct),
-    *(product.BatchMatMulAct, product.EinsumAct),
+    *(product.BatchMatMulAct, product.EinsumAct, conv_transpose.Conv2DTransposeAct),
 }
 
 

@@ -192,7 +192,7 @@ def _origin(tensor, axis):
         if order is None:
             return _UNKNOWN
         return _Origin([(op.inputs[0], int(order[axis]) % tensor.shape.rank)])
-    if op.type == "Fill":
+    if op.type == "Fill" or (op.type == "Conv2DBackpropInput" and op.inputs[0].shape == [4]):
         return _given(op.inputs[0].op, axis)
     if op.type in ("ExpandDims", "StridedSlice"):
         return _indexed(op, axis)
@@ -206,6 +206,8 @@ def _origin(tensor, axis):
         joined = tensor_util.constant_value(op.inputs[-1])
         other = joined is not None and joined % tensor.shape.rank != axis
         return _broadcast(op.inputs[:-1], axis, tensor.shape.rank) if other else _UNKNOWN
+    if op.type == "TfFusedOps>Conv2DTransposeBiasAct":
+        return _given(op.inputs[-1].op, axis)
     if op.type in _WINDOWED:
         return _windowed(op, axis)
     if op.type == "Tile":
