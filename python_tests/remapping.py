@@ -14,6 +14,7 @@ from tf_fused_ops.remapper import convert
 
 FUSED = {
     "Conv2D": "TfFusedOps>Conv2DBiasAct",
+    "transposed convolution": "TfFusedOps>Conv2DTransposeBiasAct",
     "MatMul": "TfFusedOps>MatMulBiasAct",
     "FusedBatchNormV3": "TfFusedOps>BatchNormAct",
     "MaxPool": "TfFusedOps>MaxPoolAct",

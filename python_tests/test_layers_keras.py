@@ -15,6 +15,8 @@ WEIGHTS |= {"batch_norm": (2, 2), "batch_norm_rank_2": (1, 2), "batch_norm_chann
 WEIGHTS |= {"depthwise_conv": (2, 0), "depthwise_conv_strided": (1, 0)}
 WEIGHTS |= {"depthwise_conv_channels_first": (2, 0), "separable_conv": (3, 0)}
 WEIGHTS |= {"separable_conv_strided": (2, 0), "separable_conv_channels_first": (3, 0)}
+WEIGHTS |= {"conv_transpose": (2, 0), "conv_transpose_padded": (1, 0)}
+WEIGHTS |= {"conv_transpose_dilated": (2, 0), "conv_transpose_channels_first": (2, 0)}
 FAMILIES = ("conv", "batch_norm", "dense")
 ACTIVATIONS = [None, "relu", "gelu", "softmax", layers.gelu_tanh, keras.layers.LeakyReLU(0.1)]
 

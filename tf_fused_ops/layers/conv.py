@@ -27,19 +27,30 @@ class Convolution(FusedLayer):
     def _layout(self):
         return "NHWC" if self.data_format == "channels_last" else "NCHW"
 
+    @property
+    def _attributes(self):
+        """What the fused convolutions take beside tensors and the epilogue."""
+        return {
+            "strides": list(self.strides),
+            "padding": self.padding.upper(),
+            "data_format": self._layout,
+            "dilations": list(self.dilation_rate),
+        }
+
+    @property
+    def _geometry(self):
+        """What the stock convolutions take beside tensors."""
+        return {
+            "strides": self.strides,
+            "padding": self.padding,
+            "data_format": self.data_format,
+            "dilation_rate": self.dilation_rate,
+        }
+
     def _fuse(self, inputs, bias, **epilogue):
         """The fused convolution; the epilogue is that of `conv2d_bias_act`."""
-        return conv2d_bias_act(
-            inputs,
-            self._filters,
-            bias,
-            strides=list(self.strides),
-            padding=self.padding.upper(),
-            data_format=self._layout,
-            dilations=list(self.dilation_rate),
-            winograd=self.winograd,
-            **epilogue,
-        )
+        options = {**self._attributes, "winograd": self.winograd, **epilogue}
+        return conv2d_bias_act(inputs, self._filters, bias, **options)
 
     def call(self, inputs, side_input=None):
         reason = self._objection(inputs)

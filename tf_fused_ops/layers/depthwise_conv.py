@@ -31,16 +31,6 @@ class _Depthwise(Convolution):
         height, width, channels, multiplier = self._depthwise.shape
         return ops.reshape(self._depthwise, (height, width, 1, channels * multiplier))
 
-    @property
-    def _geometry(self):
-        """What the stock convolutions take beside tensors."""
-        return {
-            "strides": self.strides,
-            "padding": self.padding,
-            "data_format": self.data_format,
-            "dilation_rate": self.dilation_rate,
-        }
-
 
 @keras.saving.register_keras_serializable(package="tf_fused_ops")
 class FusedDepthwiseConv2D(_Depthwise, keras.layers.DepthwiseConv2D):
