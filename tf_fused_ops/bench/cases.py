@@ -147,6 +147,46 @@ class ConvCase(Case):
 
 
 @dataclasses.dataclass(frozen=True)
+class ConvTransposeCase(Case):
+    """A transposed convolution with "SAME" padding; `image` is that which is made larger."""
+
+    batch: int = 2
+    image: tuple = (5, 6)
+    cin: int = 3
+    cout: int = 4
+    kernel: tuple = (2, 2)
+    strides: tuple = (2, 2)
+    act: str = "relu"
+    dtype: str = "float32"
+    family = "conv2d_transpose_bias"
+
+    def output_shape(self):
+        """The shape of y."""
+        height, width = (n * s for n, s in zip(self.image, self.strides, strict=True))
+        return [self.batch, height, width, self.cout]
+
+    def pads(self):
+        """What is cut off in front of y, (top, left)."""
+        return tuple(max(k - s, 0) // 2 for k, s in zip(self.kernel, self.strides, strict=True))
+
+    def title(self):
+        """What it is, for people."""
+        times = "x".join
+        window = f"{times(map(str, self.kernel))} s{max(self.strides)}"
+        sizes = times(map(str, (self.batch, *self.image)))
+        return f"transposed conv {window} {self.cin}→{self.cout}, {sizes}, {self.act}"
+
+    def inputs(self, seed=0):
+        """float64 arrays x, filters, bias, side input, which it lacks, and dy."""
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(self.batch, *self.image, self.cin))
+        taps = max(1, np.prod(self.kernel) * self.cin // np.prod(self.strides))
+        filters = rng.normal(size=(*self.kernel, self.cout, self.cin)) / np.sqrt(taps)
+        bias = rng.normal(size=self.cout)
+        return x, filters, bias, None, rng.normal(size=self.output_shape())
+
+
+@dataclasses.dataclass(frozen=True)
 class MatMulCase(Case):
     """A product of a [*lead, m, k] and b [k, n]."""
 

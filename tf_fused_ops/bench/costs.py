@@ -8,6 +8,7 @@ from tf_fused_ops.bench.cases import (
     ApplicationCase,
     BatchNormCase,
     ConvCase,
+    ConvTransposeCase,
     DecoderCase,
     MatMulCase,
     QuantizedCase,
@@ -96,6 +97,14 @@ def _(case: ConvCase, mode):
     filters = math.prod(case.kernel) * case.cin // case.groups * case.cout
     x = case.batch * math.prod(case.image) * case.cin
     return _contraction(case, mode, pixels * filters, x, filters, pixels * case.cout)
+
+
+@work.register
+def _(case: ConvTransposeCase, mode):
+    filters = math.prod(case.kernel) * case.cin * case.cout
+    pixels = case.batch * math.prod(case.image)
+    y = math.prod(case.output_shape())
+    return _contraction(case, mode, pixels * filters, pixels * case.cin, filters, y)
 
 
 @work.register

@@ -2,12 +2,14 @@
 
 import dataclasses
 import fnmatch
+import re
 
 from tf_fused_ops.bench.cases import (
     MODES,
     ApplicationCase,
     BatchNormCase,
     ConvCase,
+    ConvTransposeCase,
     DecoderCase,
     MatMulCase,
     QuantizedCase,
@@ -72,6 +74,29 @@ _RULES = {
         (5, 128, 128),
         _CHANNELS,
         macs=16 * 512 * 5 * 128 * 128,
+    ),
+    **_rule(
+        "conv2d_transpose",
+        _IMAGES,
+        (4, 4, 64, 128),
+        result=(8, 56, 56, 64),
+        macs=8 * 28 * 28 * 16 * 64 * 128,
+    ),
+    **_both(
+        "conv2d_transpose_bias",
+        _IMAGES,
+        (2, 2, 64, 128),
+        (64,),
+        result=(8, 56, 56, 64),
+        macs=8 * 28 * 28 * 4 * 64 * 128,
+    ),
+    **_rule(
+        "conv1d_transpose_bias",
+        (16, 512, 128),
+        (4, 64, 128),
+        (64,),
+        result=(16, 1024, 64),
+        macs=16 * 512 * 4 * 64 * 128,
     ),
     **_both("matmul", (2048, 256), _WEIGHTS, result=(2048, 1024), macs=_TOKEN_MACS),
     **_rule(
@@ -176,7 +201,9 @@ _ALONE = {
     **{
         name: case
         for name, case in _RULES.items()
-        if "_norm" not in name and case.modes == MODES and case.family not in _NEVER_ALONE
+        if not re.search("_norm|transpose", name)
+        and case.modes == MODES
+        and case.family not in _NEVER_ALONE
     },
 }
 GROUPS = {
@@ -224,6 +251,17 @@ GROUPS = {
         "conv3x3_groups_of_4": ConvCase(8, (56, 56), 128, 128, groups=32),
         "conv3x3_groups_of_24": ConvCase(8, (28, 28), 192, 192, groups=8),
         "conv3x3_2_groups": ConvCase(8, (28, 28), 128, 128, groups=2),
+    },
+    # Layers of U-Nets, of generators and decoders of images.
+    "transposed": {
+        "transposed2x2_256_128": ConvTransposeCase(8, (32, 32), 256, 128),
+        "transposed2x2_128_64": ConvTransposeCase(4, (64, 64), 128, 64),
+        "transposed3x3_64_32": ConvTransposeCase(8, (28, 28), 64, 32, (3, 3)),
+        "transposed4x4_256_128": ConvTransposeCase(32, (8, 8), 256, 128, (4, 4)),
+        "transposed4x4_to_3": ConvTransposeCase(32, (32, 32), 64, 3, (4, 4), act="tanh"),
+        "transposed5x5_256_128": ConvTransposeCase(32, (7, 7), 256, 128, (5, 5)),
+        "transposed5x5_to_1": ConvTransposeCase(32, (14, 14), 64, 1, (5, 5), act="tanh"),
+        "transposed3x3_stride1": ConvTransposeCase(8, (28, 28), 64, 64, (3, 3), (1, 1)),
     },
     # What keeps a GPU busy: layers of ResNet-50 for 32 images, and the whole for 64; layers of
     # BERT-base for 8192 tokens.

@@ -12,6 +12,7 @@ from tf_fused_ops.bench.cases import (
     ApplicationCase,
     BatchNormCase,
     ConvCase,
+    ConvTransposeCase,
     DecoderCase,
     MatMulCase,
     QuantizedCase,
@@ -24,6 +25,7 @@ from tf_fused_ops.bench.workers import OURS, WINOGRAD
 _ACTIVATIONS = {
     "none": tf.identity,
     "relu": tf.nn.relu,
+    "tanh": tf.tanh,
     "gelu_tanh": functools.partial(tf.nn.gelu, approximate=True),
     "gelu_erf": functools.partial(tf.nn.gelu, approximate=False),
     "silu": tf.nn.silu,
@@ -269,6 +271,15 @@ def _(case: ConvCase):
 
 
 @_forward.register
+def _(case: ConvTransposeCase):
+    def forward(x, filters, bias):
+        y = tf.nn.conv2d_transpose(x, filters, case.output_shape(), case.strides)
+        return _ACTIVATIONS[case.act](tf.nn.bias_add(y, bias))
+
+    return forward
+
+
+@_forward.register
 def _(case: MatMulCase):
     def forward(a, b, bias):
         return _ACTIVATIONS[case.act](tf.nn.bias_add(tf.matmul(a, b), bias))
@@ -296,6 +307,19 @@ def _pad_conv(x, filters):
     size = filters.shape[0] // 2
     paddings = [[0, 0], [size, size], [size, size], [0, 0]]
     return tf.nn.conv2d(tf.pad(x, paddings), filters, 2, "VALID")
+
+
+def _conv_transpose(x, filters):
+    """One after which the image has twice the size."""
+    batch, height, width, _ = x.shape
+    shape = [batch, 2 * height, 2 * width, filters.shape[2]]
+    return tf.nn.conv2d_transpose(x, filters, shape, 2)
+
+
+def _conv1d_transpose(x, filters):
+    """One after which the line has twice the length."""
+    batch, length, _ = x.shape
+    return tf.nn.conv1d_transpose(x, filters, [batch, 2 * length, filters.shape[1]], 2)
 
 
 def _moments_batch_norm(x, scale, offset):
@@ -369,6 +393,9 @@ _FAMILIES = {
     "pad_conv2d": _pad_conv,
     "pad_conv2d_bias": lambda x, w, b: tf.nn.bias_add(_pad_conv(x, w), b),
     "conv2d_bias": lambda x, w, b: tf.nn.bias_add(_conv(x, w), b),
+    "conv2d_transpose": _conv_transpose,
+    "conv2d_transpose_bias": lambda x, w, b: tf.nn.bias_add(_conv_transpose(x, w), b),
+    "conv1d_transpose_bias": lambda x, w, b: tf.nn.bias_add(_conv1d_transpose(x, w), b),
     "conv1d_bias": lambda x, w, b: tf.nn.bias_add(tf.nn.conv1d(x, w, 1, "SAME"), b),
     "matmul": tf.matmul,
     "few_rows_matmul": tf.matmul,

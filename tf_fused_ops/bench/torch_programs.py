@@ -12,6 +12,7 @@ from tf_fused_ops.bench.cases import (
     EPSILON,
     BatchNormCase,
     ConvCase,
+    ConvTransposeCase,
     DecoderCase,
     MatMulCase,
     QuantizedCase,
@@ -22,6 +23,7 @@ from tf_fused_ops.bench.stacks import POOL
 _ACTIVATIONS = {
     "none": lambda y: y,
     "relu": F.relu,
+    "tanh": torch.tanh,
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
     "gelu_erf": F.gelu,
     "silu": F.silu,
@@ -191,6 +193,18 @@ def _(case: ConvCase):
         return _ACTIVATIONS[case.act](y)
 
     return Program(forward, [image, filters, AS_IS], image)
+
+
+@_program.register
+def _(case: ConvTransposeCase):
+    _, height, width, _ = case.output_shape()
+
+    def forward(x, w, b):
+        y = F.conv_transpose2d(x, w, b, case.strides, case.pads())
+        # It cuts off as much behind as in front.
+        return _ACTIVATIONS[case.act](y[:, :, :height, :width])
+
+    return Program(forward, [CHANNELS_LAST, FILTERS_CHANNELS_LAST, AS_IS], CHANNELS_LAST)
 
 
 @_program.register
