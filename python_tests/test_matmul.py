@@ -61,6 +61,15 @@ def test_activations(act, dtype, isa):
     check(cases.MatMulCase(act=act, dtype=dtype, m=31, k=17, n=33, side=True))
 
 
+@pytest.mark.parametrize("tb", [False, True])
+@pytest.mark.parametrize(
+    ("m", "k", "n"),
+    [(64, 5000, 40), (16, 5000, 40), (1, 20000, 33), (5000, 33, 40), (40, 33, 5000)],
+)
+def test_long_sums(m, k, n, tb, isa):
+    check(cases.MatMulCase(m=m, k=k, n=n, tb=tb, act="none"))
+
+
 @st.composite
 def random_cases(draw, dtypes):
     return cases.MatMulCase(
