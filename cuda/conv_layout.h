@@ -10,11 +10,6 @@
 
 namespace tfo::cuda {
 
-// Of the types that the device's kernels take: not of kDouble.
-constexpr std::int64_t SizeOf(DType dtype) {
-  return dtype == DType::kFloat ? 4 : 2;
-}
-
 // output[n, c, b, a] = input[n, a, b, c], both dense.
 struct ReverseArgs {
   DType dtype;
