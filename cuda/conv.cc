@@ -1,8 +1,8 @@
 #include "cuda/conv.h"
 
+#include "cc/core/types.h"
 #include "cuda/conv_cudnn.h"
 #include "cuda/conv_elementwise.h"
-#include "cuda/conv_layout.h"
 #include "cuda/cublaslt.h"
 #include "cuda/cudnn.h"
 #include "cuda/matmul.h"

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/conv_layout.h"
+#include "cc/core/types.h"
 #include "cuda/cudnn_abi.h"
 #include "cuda/dynamic_library.h"
 #include "cuda/launch.h"
