@@ -13,6 +13,7 @@ from conftest import ISAS
 from gradient_problems import assert_all_close, gradients_of, second_order, weights_for
 from hypothesis import given
 from hypothesis import strategies as st
+from test_conv import cast
 from tolerances import assert_as_exact, assert_close
 
 from tf_fused_ops import _library
@@ -28,10 +29,6 @@ NAMES = ("y", "pre_activation", "dx", "dfilters", "dbias", "dside")
 FORWARD = "TfFusedOps>Conv2DTransposeBiasAct"
 
 
-def cast(values, dtype):
-    return [None if v is None else tf.cast(tf.constant(v), dtype) for v in values]
-
-
 def channels_last(case, value):
     return value if case.layout == "NHWC" else np.transpose(value, [0, 2, 3, 1])
 
@@ -42,18 +39,10 @@ def as_laid_out(case, value):
 
 def met_pixels(case):
     """For each tap of the filters, which pixels of padded y the pixels of x meet through it."""
-    conv = case.convolution()
+    sizes = case.convolution().output_image()
     for tap in itertools.product(*map(range, case.kernel)):
-        starts = (i * dilation for i, dilation in zip(tap, case.dilations, strict=True))
-        yield (
-            tap,
-            tuple(
-                slice(start, start + (size - 1) * stride + 1, stride)
-                for start, size, stride in zip(
-                    starts, conv.output_image(), case.strides, strict=True
-                )
-            ),
-        )
+        rows = zip(tap, case.dilations, case.strides, sizes, strict=True)
+        yield tap, tuple(slice(i * d, i * d + (size - 1) * s + 1, s) for i, d, s, size in rows)
 
 
 def linear(case, x, filters):
@@ -178,124 +167,105 @@ def check(case, seed=0):
         assert_as_exact(*row, case.dtype, scale)
 
 
+CASES = cases.conv_transpose_cases()
 # The sets take turns fastest, so that what is expected of a case is computed once.
 each_isa = pytest.mark.parametrize("isa", ISAS, indirect=True)
 
 
 @each_isa
-@pytest.mark.parametrize("case", cases.conv_transpose_cases(), ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_forward_and_gradients(case, isa):
     check(case)
     assert _library.isa() == isa
 
 
-# Images that tasks divide, of several blocks of pixels and of channels.
-PATHS = [
-    cases.ConvTransposeCase(image=(63, 66), kernel=(3, 3), cin=48, cout=96, act="silu"),
-    cases.ConvTransposeCase(image=(64, 65), kernel=(2, 2), cin=130, cout=67, side=True),
-    cases.ConvTransposeCase(image=(61, 64), kernel=(4, 4), cin=33, cout=3, act="tanh"),
-    cases.ConvTransposeCase(image=(64, 64), kernel=(5, 5), cin=3, cout=1, layout="NCHW"),
-    cases.ConvTransposeCase(
-        image=(31, 50), kernel=(7, 7), strides=(3, 3), cin=32, cout=64, layout="NCHW"
-    ),
-    cases.ConvTransposeCase(
-        batch=5, image=(14, 14), kernel=(3, 3), cin=256, cout=128, act="gelu_erf"
-    ),
-    # Pixels between the strides as columns of one product.
-    cases.ConvTransposeCase(image=(18, 40), kernel=(3, 3), cin=21, cout=8, side=True, act="elu"),
-    cases.ConvTransposeCase(image=(18, 40), kernel=(5, 5), cin=9, cout=4, layout="NCHW"),
-    cases.ConvTransposeCase(image=(18, 39), kernel=(5, 5), cin=19, cout=3, act="tanh", side=True),
-    # Lines of windows side by side, whose pixels are joined.
-    cases.ConvTransposeCase(
-        image=(6, 21), kernel=(2, 3), strides=(2, 3), cin=19, cout=5, padding="VALID", side=True
-    ),
-    cases.ConvTransposeCase(
-        image=(7, 12), kernel=(1, 2), strides=(1, 2), cin=5, cout=17, act="mish"
-    ),
-    # Products of few channels, of few rows, and of fewer rows than columns.
-    cases.ConvTransposeCase(image=(12, 50), strides=(1, 1), cin=70, cout=2, act="sigmoid"),
-    cases.ConvTransposeCase(
-        batch=1, image=(2, 3), kernel=(1, 1), strides=(1, 1), cin=600, cout=70, act="silu"
-    ),
-    cases.ConvTransposeCase(
-        batch=2, image=(1, 1), kernel=(4, 4), cin=600, cout=40, act="silu", padding=((1, 2), (1, 2))
-    ),
-    *(
-        cases.ConvTransposeCase(
-            batch=2, image=(3, 4), kernel=(1, 1), strides=(1, 1), cin=700, cout=70, act=act,
-            bias=bias, side=side,
-        )
-        for act, bias, side in (("none", False, False), ("silu", False, True), ("relu", True, True))
-    ),
-]  # fmt: skip
-
-
-@each_isa
-@pytest.mark.parametrize("dtype", cases.DTYPES)
-@pytest.mark.parametrize("case", PATHS, ids=str)
-def test_paths(case, dtype, isa):
-    check(dataclasses.replace(case, dtype=dtype))
-
-
-@each_isa
-@pytest.mark.parametrize("dtype", cases.DTYPES)
-@pytest.mark.parametrize("act", cases.ACTIVATIONS)
-def test_activations(act, dtype, isa):
-    check(cases.ConvTransposeCase(act=act, dtype=dtype, cin=17, cout=33, side=True))
-
-
-@st.composite
-def random_cases(draw):
-    def pair(low, high):
-        return (draw(st.integers(low, high)), draw(st.integers(low, high)))
-
-    image, kernel, strides, dilations = pair(1, 12), pair(1, 5), pair(1, 6), pair(1, 3)
-    padding = draw(st.sampled_from(["SAME", "VALID", None]))
-    padding = padding or (pair(0, 5), pair(0, 5))
+def path(image, kernel, cin, cout, act="relu", **options):
     return cases.ConvTransposeCase(
-        batch=draw(st.integers(0, 3)),
-        image=image,
-        kernel=kernel,
-        strides=strides,
-        dilations=dilations,
-        padding=padding,
-        cin=draw(st.integers(1, 40)),
-        cout=draw(st.integers(1, 40)),
-        layout=draw(st.sampled_from(cases.LAYOUTS)),
-        bias=draw(st.booleans()),
-        side=draw(st.booleans()),
-        act=draw(st.sampled_from(cases.ACTIVATIONS)),
-        dtype=draw(st.sampled_from(["float32", "float64"])),
+        image=image, kernel=kernel, cin=cin, cout=cout, act=act, **options
     )
 
 
-@given(case=random_cases(), seed=st.integers(0, 1000))
+PATHS = [
+    # Images that tasks divide, of several blocks of pixels and of channels.
+    path((63, 66), (3, 3), 48, 96, "silu"),
+    path((64, 65), (2, 2), 130, 67, side=True),
+    path((61, 64), (4, 4), 33, 3, "tanh"),
+    path((64, 64), (5, 5), 3, 1, layout="NCHW"),
+    path((31, 50), (7, 7), 32, 64, strides=(3, 3), layout="NCHW"),
+    path((14, 14), (3, 3), 256, 128, "gelu_erf", batch=5),
+    # Pixels between the strides as columns of one product.
+    path((18, 40), (3, 3), 21, 8, "elu", side=True),
+    path((18, 40), (5, 5), 9, 4, layout="NCHW"),
+    path((18, 39), (5, 5), 19, 3, "tanh", side=True),
+    # Lines of windows side by side, whose pixels are joined.
+    path((6, 21), (2, 3), 19, 5, padding="VALID", side=True, strides=(2, 3)),
+    path((7, 12), (1, 2), 5, 17, "mish", strides=(1, 2)),
+    # Products of few channels, of few rows, and of fewer rows than columns.
+    path((12, 50), (3, 3), 70, 2, "sigmoid", strides=(1, 1)),
+    path((2, 3), (1, 1), 600, 70, "silu", strides=(1, 1), batch=1),
+    path((1, 1), (4, 4), 600, 40, "silu", padding=((1, 2), (1, 2))),
+    path((3, 4), (1, 1), 700, 70, "none", strides=(1, 1), bias=False),
+    path((3, 4), (1, 1), 700, 70, "silu", strides=(1, 1), bias=False, side=True),
+    path((3, 4), (1, 1), 700, 70, strides=(1, 1), side=True),
+]
+
+
+@each_isa
+@pytest.mark.parametrize("case", PATHS, ids=str)
+def test_paths(case, isa):
+    for dtype in cases.DTYPES:
+        check(dataclasses.replace(case, dtype=dtype))
+
+
+@each_isa
+@pytest.mark.parametrize("act", cases.ACTIVATIONS)
+def test_activations(act, isa):
+    for dtype in cases.DTYPES:
+        check(cases.ConvTransposeCase(act=act, dtype=dtype, cin=17, cout=33, side=True))
+
+
+def pairs(low, high):
+    return st.tuples(st.integers(low, high), st.integers(low, high))
+
+
+RANDOM_CASES = st.builds(
+    cases.ConvTransposeCase,
+    batch=st.integers(0, 3),
+    image=pairs(1, 12),
+    kernel=pairs(1, 5),
+    strides=pairs(1, 6),
+    dilations=pairs(1, 3),
+    padding=st.sampled_from(["SAME", "VALID"]) | st.tuples(pairs(0, 5), pairs(0, 5)),
+    cin=st.integers(1, 40),
+    cout=st.integers(1, 40),
+    layout=st.sampled_from(cases.LAYOUTS),
+    bias=st.booleans(),
+    side=st.booleans(),
+    act=st.sampled_from(cases.ACTIVATIONS),
+    dtype=st.sampled_from(["float32", "float64"]),
+)
+
+
+@given(case=RANDOM_CASES, seed=st.integers(0, 1000))
 def test_random_shapes(case, seed):
     if min(case.convolution().output_image()) > 0:
         check(case, seed)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in cases.conv_transpose_cases() if case.dtype == "float64"],
-    ids=str,
-)
+@pytest.mark.parametrize("case", [case for case in CASES if case.dtype == "float64"], ids=str)
 def test_reference(case):
     """What gradients of gradients are made of."""
-    *operands, dy = cast(case.inputs(), "float64")
-    z = pre_activation(case, *operands)
-    assert_close("y", stock(case, *operands), activated(case, z), "float64", 64)
-    saved = saved_for(case, z)
-    expected = expected_gradients(case, dy, *operands[:2], saved)
+    operands, dy, saved, (y, _, *gradients), *_ = problem(case, 0)
+    assert_close("y", stock(case, *operands), y, "float64", 64)
     found = stock_gradients(case, dy, *operands[:2], saved)
-    for name, value, exact in zip(NAMES[2:], found, expected, strict=True):
+    for name, value, exact in zip(NAMES[2:], found, gradients, strict=True):
         assert_close(name, value, exact, "float64", 1000)
 
 
 def test_by_hand(isa):
     """Filters as large as the strides lie beside each other, larger ones are summed."""
     x = tf.reshape(tf.constant([1.0, 2, 3, 4]), (1, 2, 2, 1))
-    filters = tf.reshape(tf.constant([1.0, 10, 100, 1000]), (2, 2, 1, 1))
+    filters = tf.Variable(tf.reshape([1.0, 10, 100, 1000], (2, 2, 1, 1)))
     y = conv2d_transpose_bias_act(x, filters, (1, 4, 4, 1), [0.5], strides=2, activation="none")
     expected = [[1, 10, 2, 20], [100, 1000, 200, 2000], [3, 30, 4, 40], [300, 3000, 400, 4000]]
     np.testing.assert_array_equal(y[0, :, :, 0], np.add(expected, 0.5))
@@ -305,8 +275,7 @@ def test_by_hand(isa):
 
 
 @each_isa
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("layout", cases.LAYOUTS)
+@pytest.mark.parametrize(("layout", "dtype"), [("NHWC", "float32"), ("NCHW", "bfloat16")])
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize("stride", [2, 3])
 def test_all_sizes_that_are_convolved_to_the_same(stride, padding, layout, dtype, isa):
@@ -337,64 +306,47 @@ def test_pixels_that_no_filter_meets(isa):
 
 
 def test_nan_and_infinity_pass_through(isa):
-    x = tf.constant([np.nan, np.inf, -np.inf, 1.0])[None, None, :, None]
+    x, filters = tf.constant([np.nan, np.inf, -np.inf, 1.0])[None, None, :, None], tf.ones([1] * 4)
     for act in cases.ACTIVATIONS:
-        y = conv2d_transpose_bias_act(
-            x, tf.ones((1, 1, 1, 1)), x.shape, activation=act, alpha=cases.ALPHA
-        )
+        y = conv2d_transpose_bias_act(x, filters, x.shape, activation=act, alpha=cases.ALPHA)
         expected = activations.STOCK[act](x, cases.ALPHA)
         assert np.isnan(y[0, 0, 0, 0]), act
         np.testing.assert_allclose(y[0, 0, 1:2, 0], expected[0, 0, 1:2, 0], err_msg=act)
 
 
-@pytest.mark.parametrize("layout", cases.LAYOUTS)
-@pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_x_without_pixels(dtype, layout, isa):
-    """Stock TensorFlow refuses windows larger than y where the shape is known before running."""
-    case = cases.ConvTransposeCase(
-        image=(2, 9), kernel=(3, 3), strides=(1, 1), padding="VALID", layout=layout, dtype=dtype
-    )
-    conv = case.convolution()
-    x = tf.zeros(conv.ordered(2, (0, 7), 3), dtype)
-    filters, bias = tf.ones((3, 3, 4, 3), dtype), tf.constant([1, -2, 3, 4], dtype)
-    with tf.GradientTape() as tape:
-        tape.watch([x, filters, bias])
-        y = fused(case, x, filters, bias, None)
-    expected = np.broadcast_to([1, 0, 3, 4], (2, 2, 9, 4))
-    np.testing.assert_array_equal(channels_last(case, y.numpy()), expected)
-    dx, dfilters, dbias = tape.gradient(y, [x, filters, bias])
-    assert dx.shape == x.shape
-    np.testing.assert_array_equal(dfilters, np.zeros((3, 3, 4, 3)))
-    np.testing.assert_array_equal(dbias, [36, 0, 36, 36])
+# Batch, height of y, channels, and whether windows are larger than y: stock TensorFlow refuses that
+# where the shape is known before running.
+EMPTY = [
+    *((2, 5, 0, 3, False), (2, 5, 3, 0, False), (2, 5, 0, 0, False), (2, 0, 3, 4, False)),
+    *((0, 5, 3, 4, False), (0, 0, 0, 0, False), (2, 2, 3, 4, True)),
+]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("layout", cases.LAYOUTS)
-@pytest.mark.parametrize(
-    ("batch", "image", "cin", "cout"),
-    [(2, 5, 0, 3), (2, 5, 3, 0), (2, 5, 0, 0), (2, 0, 3, 4), (0, 5, 3, 4), (0, 0, 0, 0)],
-)
-def test_nothing_of_some_dimension(batch, image, cin, cout, layout, dtype, isa):
+@pytest.mark.parametrize(("layout", "dtype"), [("NHWC", "float32"), ("NCHW", "bfloat16")])
+@pytest.mark.parametrize(("batch", "height", "cin", "cout", "large"), EMPTY)
+def test_nothing_of_some_dimension(batch, height, cin, cout, large, layout, dtype, isa):
     case = cases.ConvTransposeCase(
-        batch=batch, image=(image, 6), cin=cin, cout=cout, layout=layout, dtype=dtype
+        batch=batch, image=(height, 9), cin=cin, cout=cout, layout=layout, dtype=dtype
     )
+    if large:
+        case = dataclasses.replace(case, strides=(1, 1), padding="VALID")
     conv = case.convolution()
-    x = tf.ones(conv.ordered(batch, (-(-image // 2), 3), cin), dtype)
-    filters = tf.ones((3, 3, cout, cin), dtype)
-    bias = tf.range(1, cout + 1, dtype=dtype)
+    x = tf.ones(conv.ordered(batch, conv.output_image(), cin), dtype)
+    assert 0 in (*x.shape, cout)
+    filters, bias = tf.ones((3, 3, cout, cin), dtype), tf.range(-1, cout - 1, dtype=dtype)
     with tf.GradientTape() as tape:
         tape.watch([x, filters, bias])
         y = fused(case, x, filters, bias, None)
     assert y.shape == case.output_shape()
-    np.testing.assert_array_equal(
-        channels_last(case, y.numpy()), np.broadcast_to(bias, (batch, image, 6, cout))
-    )
+    expected = np.broadcast_to(tf.nn.relu(bias), (batch, height, 9, cout))
+    np.testing.assert_array_equal(channels_last(case, y.numpy()), expected)
     dx, dfilters, dbias = tape.gradient(y, [x, filters, bias])
     np.testing.assert_array_equal(dx, tf.zeros_like(x))
     np.testing.assert_array_equal(dfilters, tf.zeros_like(filters))
-    np.testing.assert_array_equal(dbias, np.full(cout, batch * image * 6))
+    np.testing.assert_array_equal(dbias, batch * height * 9 * (bias.numpy() > 0))
 
 
+NAMES_OF_ACTIVATIONS = {None: "none", "linear": "none", "swish": "silu", "gelu": "gelu_erf"}
 ACCEPTED = [
     {"strides": 2, "output_shape": [2, 12, 14, 4]},
     {"strides": [2], "output_shape": (2, 11, 13, 4)},
@@ -409,6 +361,7 @@ ACCEPTED = [
     {"output_shape": np.array([2, 6, 7, 4])},
     {"output_shape": tf.constant([2, 6, 7, 4], tf.int64)},
     {"output_shape": [tf.constant(2), 6, np.int32(7), 4]},
+    *({"activation": name} for name in NAMES_OF_ACTIVATIONS),
 ]
 
 
@@ -416,13 +369,15 @@ ACCEPTED = [
 def test_arguments_of_tf_nn_conv2d_transpose(keywords):
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(2, 6, 7, 3)), rng.normal(size=(3, 3, 4, 3))
-    keywords = {"output_shape": (2, 6, 7, 4), "strides": 1, "padding": "SAME", **keywords}
-    value = conv2d_transpose_bias_act(x, w, activation=None, **keywords)
-    attributes = {"data_format": "NHWC", "activation": "none", "alpha": 0.0, "dilations": 1}
+    attributes = {"output_shape": (2, 6, 7, 4), "strides": 1, "padding": "SAME", "activation": None}
     attributes |= keywords
+    value = conv2d_transpose_bias_act(x, w, **attributes)
+    attributes = {"data_format": "NHWC", "alpha": 0.0, "dilations": 1, **attributes}
+    attributes["activation"] = NAMES_OF_ACTIVATIONS[attributes["activation"]]
     for name in ("strides", "dilations"):
         attributes[name] = _arguments.four(name, attributes[name], "NHWC")
-    attributes["padding"] = getattr(keywords["padding"], "upper", lambda: keywords["padding"])()
+    if attributes["padding"] == "valid":
+        attributes["padding"] = "VALID"
     shape = tf.cast(tf.convert_to_tensor(attributes.pop("output_shape")), tf.int32)
     expected = reference.conv2d_transpose_bias_act(
         tf.constant(x), tf.constant(w), shape, None, None, **attributes
@@ -430,34 +385,10 @@ def test_arguments_of_tf_nn_conv2d_transpose(keywords):
     assert_close("y", value, expected, "float64")
 
 
-def test_what_converts_to_tensors():
-    x, w = np.ones((1, 2, 2, 1), np.float32), tf.Variable(np.ones((1, 1, 1, 1), np.float32))
-    y = conv2d_transpose_bias_act(x, w, x.shape, [3.0], side_input=x.tolist())
-    np.testing.assert_array_equal(y, np.full((1, 2, 2, 1), 5))
-
-
-@pytest.mark.parametrize("name", ["gelu", "swish", "linear"])
-def test_other_names_of_activations(name):
-    x = np.linspace(-4, 4, 16).reshape(1, 4, 4, 1)
-    value = conv2d_transpose_bias_act(x, np.ones((1, 1, 1, 1)), x.shape, activation=name)
-    stock = {
-        "gelu": lambda z: 0.5 * z * (1 + tf.math.erf(z / np.sqrt(2))),
-        "swish": tf.nn.swish,
-        "linear": tf.identity,
-    }
-    assert_close("y", value, stock[name](tf.constant(x)), "float64")
-
-
-def specs(*shapes):
-    return [tf.TensorSpec(shape, tf.float32) for shape in shapes]
-
-
 KNOWN = [(2, 3, 3, 3), (3, 3, 4, 3), (4,)]
 # How the shapes are given, x's, the filters' and the bias's, and what is then known of y's.
 STATIC_SHAPES = [
-    (lambda x: [2, 5, 6, 4], KNOWN, (2, 5, 6, 4)),
     (lambda x: [2, 5, 6, 4], [None] * 3, (2, 5, 6, 4)),
-    (lambda x: tf.constant([2, 5, 6, 4], tf.int64), [None] * 3, (2, 5, 6, 4)),
     (lambda x: [tf.shape(x)[0], 5, 6, 4], [(None, 3, 3, 3), None, None], (None, 5, 6, 4)),
     (
         lambda x: tf.stack([tf.shape(x)[0], 2 * tf.shape(x)[1], 6, 4]),
@@ -474,38 +405,30 @@ STATIC_SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("act", ["relu", "silu"])
 @pytest.mark.parametrize(("output_shape", "known", "expected"), STATIC_SHAPES)
-def test_static_shapes(output_shape, known, expected, act):
+def test_static_shapes(output_shape, known, expected):
     def layer(x, filters, bias):
         return conv2d_transpose_bias_act(
-            x, filters, output_shape(x), bias, strides=2, activation=act
+            x, filters, output_shape(x), bias, strides=2, activation="silu"
         )
 
-    @tf.function(input_signature=specs(*known))
-    def forward(x, filters, bias):
-        y = layer(x, filters, bias)
+    @tf.function(input_signature=[tf.TensorSpec(shape, tf.float32) for shape in known])
+    def step(*inputs):
+        y = layer(*inputs)
         assert y.shape.as_list() == list(expected)
-        return y
-
-    @tf.function(input_signature=specs(*known))
-    def step(x, filters, bias):
-        inputs = [x, filters, bias]
-        return gradients_of(layer, inputs, tf.ones(tf.shape(layer(*inputs))))
+        return y, gradients_of(layer, inputs, tf.ones(tf.shape(y)))
 
     rng = np.random.default_rng(0)
     inputs = [tf.constant(rng.normal(size=shape), tf.float32) for shape in KNOWN]
     y = layer(*inputs)
-    np.testing.assert_array_equal(forward(*inputs), y)
-    for found, exact in zip(
-        step(*inputs), gradients_of(layer, inputs, tf.ones_like(y)), strict=True
-    ):
-        np.testing.assert_array_equal(found, exact)
+    exact = y, gradients_of(layer, inputs, tf.ones_like(y))
+    for found, expected in zip(*map(tf.nest.flatten, (step(*inputs), exact)), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 SECOND_ORDER = cases.pairwise(
     {
-        "strides": [(1, 1), (2, 2), (3, 2)],
+        "strides": [(1, 1), (3, 2)],
         "padding": ["SAME", "VALID", ((1, 0), (2, 1))],
         "dilations": [(1, 1), (2, 3)],
         "layout": cases.LAYOUTS,
@@ -521,51 +444,43 @@ def test_second_order(row):
     *inputs, dy = cast(case.inputs(), "float64")
     weights = weights_for(inputs)
     expected = second_order(lambda *v: stock(case, *v), inputs, dy, weights)
-    assert_all_close(second_order(lambda *v: fused(case, *v), inputs, dy, weights), expected)
-    in_function = tf.function(second_order, autograph=False)
-    found = in_function(lambda *v: fused(case, *v), inputs, dy, weights)
-    assert_all_close(found, expected)
+    for run in (second_order, tf.function(second_order, autograph=False)):
+        assert_all_close(run(lambda *v: fused(case, *v), inputs, dy, weights), expected)
 
 
-@pytest.mark.parametrize("act", ["none", "relu", "silu", "gelu_erf"])
+@pytest.mark.parametrize("act", ["none", "relu", "silu"])
 @pytest.mark.parametrize(("bias", "side"), [*itertools.product([False, True], repeat=2)])
 def test_gradients_of_the_wrapper(bias, side, act):
     """Of the inputs that are there, the gradient of the shape being none."""
     case = cases.ConvTransposeCase(act=act, bias=bias, side=side, dtype="float64", cin=5, cout=7)
-    values = dict(zip(("x", "filters", "bias", "side"), case.inputs()[:4], strict=True))
-    there = {name: tf.constant(value) for name, value in values.items() if value is not None}
-    dy = tf.constant(case.inputs()[4])
+    *operands, dy = cast(case.inputs(), "float64")
 
     def gradients(layer):
         def run(*given):
-            return layer(case, **{**values, **dict(zip(there, given, strict=True))})
+            given = iter(given)
+            return layer(case, *(None if v is None else next(given) for v in operands))
 
-        return gradients_of(run, list(there.values()), dy)
+        return gradients_of(run, [v for v in operands if v is not None], dy)
 
     assert_all_close(gradients(fused), gradients(stock))
 
 
-def test_gradient_without_what_the_op_keeps_on_request():
-    """The pre-activation is computed again."""
-    case = cases.ConvTransposeCase(act="silu", side=True, dtype="float64", strides=(2, 1))
+def test_gradients_of_the_op():
+    """Without the pre-activation, which is computed again, and through it."""
+    case = cases.ConvTransposeCase(act="mish", side=True, dtype="float64", strides=(2, 1))
     *inputs, dy = cast(case.inputs(), "float64")
     expected = gradients_of(lambda *v: stock(case, *v), inputs, dy)
     assert_all_close(gradients_of(lambda *v: raw(case, *v).y, inputs, dy), expected)
-
-
-def test_gradient_through_the_pre_activation():
-    case = cases.ConvTransposeCase(act="mish", side=True, dtype="float64")
-    *inputs, dy = cast(case.inputs(), "float64")
 
     def both(*values):
         outputs = raw(case, *values, save_pre_activation=True)
         return outputs.y * tf.sin(outputs.pre_activation)
 
-    def expected(*values):
+    def by_stock(*values):
         z = stock(dataclasses.replace(case, act="none"), *values)
-        return stock(case, *values) * tf.sin(z)
+        return activated(case, z) * tf.sin(z)
 
-    assert_all_close(gradients_of(both, inputs, dy), gradients_of(expected, inputs, dy))
+    assert_all_close(gradients_of(both, inputs, dy), gradients_of(by_stock, inputs, dy))
 
 
 @pytest.mark.parametrize(("act", "kept"), [("none", False), ("relu", False), ("mish", True)])
@@ -589,14 +504,13 @@ def test_the_pre_activation_is_kept_in_training_alone(act, kept, monkeypatch):
             fused(case, *inputs)
     assert sizes == [0, 0, np.prod(case.output_shape()) * kept]
 
-    function = tf.function(lambda *v: fused(case, *v, None))
-    graph = function.get_concrete_function(*inputs[:3]).graph
-    (forward,) = (op for op in graph.get_operations() if op.type == FORWARD)
-    assert not forward.get_attr("save_pre_activation")
-    step = tf.function(lambda *v: gradients_of(lambda *u: fused(case, *u, None), v, None))
-    graph = step.get_concrete_function(*inputs[:3]).graph
-    (forward,) = (op for op in graph.get_operations() if op.type == FORWARD)
-    assert forward.get_attr("save_pre_activation") == kept
+    def forward(*v):
+        return fused(case, *v, None)
+
+    for code, kept_there in ((forward, False), (lambda *v: gradients_of(forward, v, None), kept)):
+        graph = tf.function(code).get_concrete_function(*inputs[:3]).graph
+        (op,) = (op for op in graph.get_operations() if op.type == FORWARD)
+        assert op.get_attr("save_pre_activation") == kept_there
 
 
 @pytest.mark.parametrize("wanted", [*itertools.product([False, True], repeat=4)], ids=str)
@@ -604,10 +518,8 @@ def test_only_what_is_asked_for_is_computed(wanted):
     case = cases.ConvTransposeCase(act="tanh", cin=5, cout=3)
     *operands, dy = cast(case.inputs(), "float32")
     saved = fused(case, *operands)
-    every, some = (
-        fused_gradients(case, dy, *operands[:2], saved, switches)
-        for switches in ((True,) * 4, wanted)
-    )
+    every = fused_gradients(case, dy, *operands[:2], saved)
+    some = fused_gradients(case, dy, *operands[:2], saved, wanted)
     for name, value, other, is_wanted in zip(NAMES[2:], every, some, wanted, strict=True):
         expected = value if is_wanted else np.zeros(0)
         np.testing.assert_array_equal(other, expected, err_msg=name)
@@ -618,8 +530,8 @@ def test_only_what_is_asked_for_is_computed(wanted):
 @pytest.mark.parametrize(
     ("kernel", "cout"), [((3, 3), 64), ((3, 3), 8), ((2, 2), 32), ((5, 4), 32)], ids=str
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_large_outputs_have_the_bits_of_small_ones(dtype, kernel, cout, isa):
+def test_large_outputs_have_the_bits_of_small_ones(kernel, cout, isa):
+    dtype = "bfloat16" if cout == 32 else "float32"
     size = tf.as_dtype(dtype).size
     height = 2 + 2 * (2**24 // (size * cout * 3 * 96 * 2))
     case = cases.ConvTransposeCase(
@@ -637,21 +549,6 @@ def test_large_outputs_have_the_bits_of_small_ones(dtype, kernel, cout, isa):
         parts = raw(one, x[image], filters, bias, side[image], save_pre_activation=True)
         np.testing.assert_array_equal(parts.y, y[image])
         np.testing.assert_array_equal(parts.pre_activation, z[image])
-
-
-@pytest.mark.parametrize(
-    "sizes", [[2, -1, 5, 4], [2, 5, -1, 4], [-1, 5, 5, 4], [2, 5, 5, -1], [-1] * 4], ids=str
-)
-@pytest.mark.parametrize("graph", [False, True])
-def test_minus_one_is_no_size(sizes, graph):
-    """In a graph it is one that is not known before running."""
-    x, filters = tf.ones((2, 3, 3, 3)), tf.ones((3, 3, 4, 3))
-
-    def call():
-        return conv2d_transpose_bias_act(x, filters, sizes, strides=2)
-
-    with pytest.raises(ERRORS, match="output_shape"):
-        (tf.function(call) if graph else call)()
 
 
 FAR = 2**31 - 1
@@ -680,17 +577,23 @@ def test_large_images_of_which_there_are_none(act, isa):
     np.testing.assert_array_equal(dfilters, np.zeros((2, 2, 1, 1)))
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [[2**32 + 2, 5, 5, 4], [2, 5 + 2**32, 5, 4], [2, 5, 5 - 2**32, 4], [2**63 - 1] * 4],
-    ids=str,
-)
-@pytest.mark.parametrize("graph", [False, True])
-def test_sizes_of_64_bits_do_not_wrap(sizes, graph):
+WRONG = [
+    *([2, -1, 5, 4], [2, 5, -1, 4], [-1, 5, 5, 4], [2, 5, 5, -1], [-1] * 4),
+    *([2**32 + 2, 5, 5, 4], [2, 5 + 2**32, 5, 4], [2, 5, 5 - 2**32, 4], [2**63 - 1] * 4),
+]
+
+
+@pytest.mark.parametrize("sizes", WRONG, ids=str)
+@pytest.mark.parametrize("known", ["when called", "in the graph", "when run"])
+def test_sizes_that_no_tensor_has(sizes, known):
+    """In a graph -1 is one that is not known before running; those of 64 bits do not wrap."""
     x, filters = tf.ones((2, 3, 3, 3)), tf.ones((3, 3, 4, 3))
 
     def call(sizes):
         return conv2d_transpose_bias_act(x, filters, sizes, strides=2)
 
     with pytest.raises((*ERRORS, tf.errors.ResourceExhaustedError), match="output_shape"):
-        (tf.function(call) if graph else call)(tf.constant(sizes, tf.int64))
+        if known == "when run":
+            tf.function(call)(tf.constant(sizes, tf.int64))
+        else:
+            (tf.function(call) if known == "in the graph" else call)(sizes)

@@ -5,7 +5,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tf_fused_ops.remapper.contraction import AddAct, ContractionBiasAct
-from tf_fused_ops.remapper.convolution import Conv2DBiasAct, Line
+from tf_fused_ops.remapper.convolution import Conv2DBiasAct, Line, is_gradient
 
 
 class Conv2DTransposeBiasAct(ContractionBiasAct):
@@ -29,7 +29,7 @@ class Conv2DTransposeBiasAct(ContractionBiasAct):
 
     def variants(self, view, anchor):
         shape = anchor.outputs[0].shape
-        if shape.rank == 4 and not _is_gradient(view, anchor):
+        if shape.rank == 4 and not is_gradient(view, anchor, "Conv2D"):
             for attrs in super().variants(view, anchor):
                 yield attrs | {"y_shape": shape.as_list()}
 
@@ -75,14 +75,6 @@ class Conv2DTransposeBiasAct(ContractionBiasAct):
 
     def label(self, match):
         return super().label(match).replace(self.anchor, "Conv2DTranspose")
-
-
-def _is_gradient(view, anchor):
-    """Returns whether an op is the input gradient of a convolution, and belongs to the backward
-    pass of that."""
-    readers = view.users(view.inputs[anchor][1])
-    convs = (op for op in readers if view.types[op] == "Conv2D")
-    return any(view.position[op] < view.position[anchor] for op in convs)
 
 
 class Conv2DTransposeAct(Conv2DTransposeBiasAct):

@@ -83,6 +83,13 @@ def images(op):
     return input.shape, filters.shape
 
 
+def is_gradient(view, anchor, op_type):
+    """Returns whether an op is the input gradient of one of a type, since that reads the same
+    filters before it. It belongs to the backward pass of that."""
+    readers = (op for op in view.users(view.inputs[anchor][1]) if view.types[op] == op_type)
+    return any(view.position[op] < view.position[anchor] for op in readers)
+
+
 def are_grouped(input, filters, data_format):
     """Returns whether static shapes are known to be those of a grouped convolution."""
     if not input or not filters:
@@ -130,6 +137,10 @@ class Conv2DAct(Conv2DBiasAct):
     family = "conv2d"
     operands: ClassVar = {"input": (4,), "filters": (4,)}
     differentiable = ("input", "filters")
+
+    def variants(self, view, anchor):
+        if not is_gradient(view, anchor, "Conv2DBackpropInput"):
+            yield from super().variants(view, anchor)
 
 
 class WinogradConv2D(Conv2DAct):
