@@ -11,6 +11,7 @@ from remapping import (
     plain,
     reasons,
     rule_counts,
+    step_of,
     values,
 )
 
@@ -413,3 +414,50 @@ def test_attention(length):
         assert_same(step(x), step.python_function(x), units=256)
     gradients = [(f.rule, f.gradients) for f in step.remap_reports[0].fused]
     assert sorted(gradients) == ATTENTION[length]
+
+
+# Input and filters of convolutions to one channel, of which Keras adds the bias as one number.
+ONE_CHANNEL = {
+    "conv2d": (lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"), (2, 6, 5, 3), (3, 3, 3, 1)),
+    "conv1d": (lambda x, w: tf.nn.conv1d(x, w, 2, "VALID"), (2, 7, 3), (3, 3, 1)),
+    "conv2d_transpose": (
+        lambda x, w: tf.nn.conv2d_transpose(x, w, (2, 6, 8, 1), 2),
+        (2, 3, 4, 3),
+        (4, 4, 1, 3),
+    ),
+    "conv1d_transpose": (
+        lambda x, w: tf.nn.conv1d_transpose(x, w, (2, 8, 1), 2),
+        (2, 4, 3),
+        (4, 1, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("act", ["", "_tanh", "_silu"])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", ONE_CHANNEL)
+def test_one_channel(name, first, act):
+    layer, *shapes = ONE_CHANNEL[name]
+    activation = {"": tf.identity, "_tanh": tf.tanh, "_silu": tf.nn.silu}[act]
+
+    def chain(x, w, b):
+        z = layer(x, w)
+        return activation(b + z if first else z + b)
+
+    args = values(*shapes, [1] * len(shapes[0]))
+    check(step_of(chain), args, {f"{name}_bias{act}": 1}, gradients=1, units=256)
+
+
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_one_number_is_no_bias_of_many_channels(channels_first):
+    """Nor is it one of images of one column."""
+
+    def fn(x, w, b):
+        if channels_first:
+            x = tf.transpose(x, [0, 3, 1, 2])
+        return tf.tanh(tf.nn.conv2d(x, w, 1, "VALID", "NCHW" if channels_first else "NHWC") + b)
+
+    compiled = function(fn)
+    compiled.get_concrete_function(*values((2, 6, 3, 3), (3, 3, 3, 4), (1, 1, 1, 1)))
+    assert not rule_counts(compiled)
+    assert "which is no bias of 4 channels" in str(reasons(compiled))

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_fused_ops.ops import _gradient
 from tf_fused_ops.remapper import spellings
-from tf_fused_ops.remapper.emission import emit
+from tf_fused_ops.remapper.emission import emit, reshape
 from tf_fused_ops.remapper.rule import AddSideInput, Fused, Rule
 
 # Additions that are a bias if the other operand is a vector of the right length.
@@ -36,8 +36,7 @@ class ContractionBiasAct(Rule):
             if "bias" not in self.operands:
                 yield attrs | {"bias_op": None}
                 continue
-            sums = sums_with_bias(view, self.product(view, anchor), self.bias_rank(anchor))
-            yield from (attrs | form for form in sums)
+            yield from (attrs | form for form in self.sums(view, anchor))
 
     def added_backward(self, view, dz):
         """Yields the attributes of what may be added to the product whose gradient is dz: a bias,
@@ -59,6 +58,10 @@ class ContractionBiasAct(Rule):
     def product(self, view, anchor):
         """Returns the tensor to which the bias is added."""
         return anchor.outputs[0]
+
+    def sums(self, view, anchor):
+        """Yields, as attributes of a variant, how the bias may be added."""
+        return sums_with_bias(view, self.product(view, anchor), self.bias_rank(anchor))
 
     def bias_rank(self, anchor):
         """Returns the rank of the bias."""
@@ -206,6 +209,48 @@ class ContractionBiasAct(Rule):
         """Returns the attributes of the fused ops."""
         names = [name for group in self.captured.values() for name in group]
         return {name: match.attrs[name] for name in names} | {"activation": self.activation.name}
+
+
+class ImageBiasAct(ContractionBiasAct):
+    """What rules for convolutions share, for transposed ones, too.
+
+    Variants, by attribute:
+        bias_rank: The rank of the bias: 1, or that of the images, as Keras adds the bias of a
+            single channel.
+    """
+
+    def default_attrs(self):
+        return super().default_attrs() | {"bias_rank": 1}
+
+    def sums(self, view, anchor):
+        yield from super().sums(view, anchor)
+        product = self.product(view, anchor)
+        rank = product.shape.rank
+        sums = ((op, port) for op, port in view.consumers(product) if rank and op.type in SUMS)
+        types = (op.type for op, port in sums if op.inputs[1 - port].shape == [1] * rank)
+        yield from ({"bias_op": op_type, "bias_rank": rank} for op_type in dict.fromkeys(types))
+
+    def operand_shape(self, name, attrs):
+        if name == "bias":
+            return [None] * attrs["bias_rank"]
+        return super().operand_shape(name, attrs)
+
+    def check(self, match):
+        rank, product = match.attrs["bias_rank"], self.contraction_op(match).outputs[0]
+        if rank == 1:
+            return super().check(match)
+        channels = product.shape[1 if match.attrs["data_format"] == b"NCHW" else -1]
+        if channels != 1 or match.operands["bias"].shape != [1] * rank:
+            name = match.operands["bias"].name
+            return f"{name} is one number, which is no bias of {channels} channels"
+        return None
+
+    def flat_bias(self, bias):
+        return reshape(bias, [-1]) if bias.shape.rank != 1 else bias
+
+    def narrow_gradient(self, match, name, gradient):
+        rank = match.attrs["bias_rank"]
+        return reshape(gradient, [1] * rank) if name == "bias" and rank != 1 else gradient
 
 
 class AddAct(AddSideInput):

@@ -4,11 +4,11 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from tf_fused_ops.remapper.contraction import AddAct, ContractionBiasAct
+from tf_fused_ops.remapper.contraction import AddAct, ImageBiasAct
 from tf_fused_ops.remapper.convolution import Conv2DBiasAct, Line, is_gradient
 
 
-class Conv2DTransposeBiasAct(ContractionBiasAct):
+class Conv2DTransposeBiasAct(ImageBiasAct):
     """act(bias_add(conv2d_transpose(input, filters, output_shape), bias)).
 
     Variants, by attribute:
@@ -17,7 +17,7 @@ class Conv2DTransposeBiasAct(ContractionBiasAct):
 
     family = "conv2d_transpose_bias"
     anchor = "Conv2DBackpropInput"
-    operands: ClassVar = {"input": (4,), "filters": (4,), "bias": (1,), "output_shape": (1,)}
+    operands: ClassVar = {"input": (4,), "filters": (4,), "bias": (1, 4), "output_shape": (1,)}
     contraction = ("input", "filters")
     differentiable = ("input", "filters", "bias")
     captured: ClassVar = {"Conv2DBackpropInput": Conv2DBiasAct.captured["Conv2D"]}
@@ -98,5 +98,5 @@ class Conv1DTransposeBiasAct(Line, Conv2DTransposeBiasAct):
     expand_dims and squeeze."""
 
     family = "conv1d_transpose_bias"
-    operands: ClassVar = {"input": (3,), "filters": (3,), "bias": (1,), "output_shape": (1,)}
+    operands: ClassVar = {"input": (3,), "filters": (3,), "bias": (1, 3), "output_shape": (1,)}
     counts_back = False

@@ -6,15 +6,15 @@ import tensorflow as tf
 
 from tf_fused_ops._devices import device_type
 from tf_fused_ops.remapper import spellings
-from tf_fused_ops.remapper.contraction import SUMS, AddAct, ContractionBiasAct
+from tf_fused_ops.remapper.contraction import SUMS, AddAct, ImageBiasAct
 
 
-class Conv2DBiasAct(ContractionBiasAct):
+class Conv2DBiasAct(ImageBiasAct):
     """act(bias_add(conv2d(input, filters), bias))."""
 
     family = "conv2d_bias"
     anchor = "Conv2D"
-    operands: ClassVar = {"input": (4,), "filters": (4,), "bias": (1,)}
+    operands: ClassVar = {"input": (4,), "filters": (4,), "bias": (1, 4)}
     contraction = ("input", "filters")
     differentiable = ("input", "filters", "bias")
     captured: ClassVar = {
@@ -269,7 +269,9 @@ class Line:
     def narrow_gradient(self, match, name, gradient):
         height = _height(match.attrs)
         axis = {"input": height, "filters": 0, "side_input": height}.get(name)
-        return gradient if axis is None else tf.squeeze(gradient, [axis])
+        if axis is None:
+            return super().narrow_gradient(match, name, gradient)
+        return tf.squeeze(gradient, [axis])
 
     def _factors(self, match):
         return [self.widen(match, match.operands["input"]),
@@ -280,7 +282,7 @@ class Conv1DBiasAct(Line, Conv2DBiasAct):
     """act(bias_add(conv1d(input, filters), bias)): conv2d between expand_dims and squeeze."""
 
     family = "conv1d_bias"
-    operands: ClassVar = {"input": (3,), "filters": (3,), "bias": (1,)}
+    operands: ClassVar = {"input": (3,), "filters": (3,), "bias": (1, 3)}
 
 
 class Conv2DAddAct(AddAct, Conv2DAct):
