@@ -460,4 +460,4 @@ def test_one_number_is_no_bias_of_many_channels(channels_first):
     compiled = function(fn)
     compiled.get_concrete_function(*values((2, 6, 3, 3), (3, 3, 3, 4), (1, 1, 1, 1)))
     assert not rule_counts(compiled)
-    assert "which is no bias of 4 channels" in str(reasons(compiled))
+    assert "is no bias of 4 channels" in str(reasons(compiled))

@@ -236,21 +236,27 @@ class ImageBiasAct(ContractionBiasAct):
         return super().operand_shape(name, attrs)
 
     def check(self, match):
-        rank, product = match.attrs["bias_rank"], self.contraction_op(match).outputs[0]
-        if rank == 1:
+        bias = _lone_bias(match)
+        if bias is None:
             return super().check(match)
+        product = self.contraction_op(match).outputs[0]
         channels = product.shape[1 if match.attrs["data_format"] == b"NCHW" else -1]
-        if channels != 1 or match.operands["bias"].shape != [1] * rank:
-            name = match.operands["bias"].name
-            return f"{name} is one number, which is no bias of {channels} channels"
+        if channels != 1 or set(bias.shape) != {1}:
+            return f"{bias.name} of shape {bias.shape} is no bias of {channels} channels"
         return None
 
     def flat_bias(self, bias):
         return reshape(bias, [-1]) if bias.shape.rank != 1 else bias
 
     def narrow_gradient(self, match, name, gradient):
-        rank = match.attrs["bias_rank"]
-        return reshape(gradient, [1] * rank) if name == "bias" and rank != 1 else gradient
+        bias = _lone_bias(match) if name == "bias" else None
+        return gradient if bias is None else reshape(gradient, bias.shape.as_list())
+
+
+def _lone_bias(match):
+    """Returns a match's bias if that is of more than one dimension, or None."""
+    bias = match.operands.get("bias")
+    return None if bias is None or bias.shape.rank == 1 else bias
 
 
 class AddAct(AddSideInput):
