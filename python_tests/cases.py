@@ -6,7 +6,14 @@ import itertools
 import numpy as np
 
 from tf_fused_ops.bench.cases import ALPHA as ALPHA
-from tf_fused_ops.bench.cases import EPSILON, BatchNormCase, Case, ConvCase, MatMulCase
+from tf_fused_ops.bench.cases import (
+    EPSILON,
+    BatchNormCase,
+    Case,
+    ConvCase,
+    ConvTransposeCase,
+    MatMulCase,
+)
 
 CHANNELS = (1, 3, 17, 31, 33, 64, 100)
 ACTIVATIONS = (
@@ -54,51 +61,6 @@ class ActCase(Case):
         """float64 arrays x, over all of the activation's range, and dy."""
         rng = np.random.default_rng(seed)
         return [3 * rng.normal(size=self.shape), rng.normal(size=self.shape)]
-
-
-@dataclasses.dataclass(frozen=True)
-class ConvTransposeCase(Case):
-    """A transposed convolution: `image` is that of y, and the convolution of it makes x's."""
-
-    batch: int = 2
-    image: tuple = (5, 6)
-    cin: int = 3
-    cout: int = 4
-    kernel: tuple = (3, 3)
-    strides: tuple = (2, 2)
-    dilations: tuple = (1, 1)
-    # As a ConvCase has it.
-    padding: object = "SAME"
-    layout: str = "NHWC"
-    bias: bool = True
-    side: bool = False
-    act: str = "relu"
-    dtype: str = "float32"
-
-    def convolution(self):
-        """That which leads from y to x."""
-        fields = dataclasses.asdict(self) | {"cin": self.cout, "cout": self.cin}
-        return ConvCase(**fields)
-
-    def output_shape(self):
-        """The shape of y."""
-        return self.convolution().ordered(self.batch, self.image, self.cout)
-
-    def attributes(self):
-        """Keyword arguments for the wrapper and the reference, but for the output's shape."""
-        return self.convolution().attributes()
-
-    def inputs(self, seed=0):
-        """float64 arrays x, filters, bias, side input, dy; None for those that the case lacks."""
-        rng = np.random.default_rng(seed)
-        conv = self.convolution()
-        x = rng.normal(size=conv.ordered(self.batch, conv.output_image(), self.cin))
-        # As many taps as meet a pixel of y.
-        taps = np.prod(self.kernel) * self.cin / np.prod(self.strides)
-        filters = rng.normal(size=(*self.kernel, self.cout, self.cin)) / np.sqrt(max(1, taps))
-        bias = rng.normal(size=self.cout) if self.bias else None
-        side = rng.normal(size=self.output_shape()) if self.side else None
-        return x, filters, bias, side, rng.normal(size=self.output_shape())
 
 
 @dataclasses.dataclass(frozen=True)

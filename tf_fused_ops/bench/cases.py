@@ -148,42 +148,59 @@ class ConvCase(Case):
 
 @dataclasses.dataclass(frozen=True)
 class ConvTransposeCase(Case):
-    """A transposed convolution with "SAME" padding; `image` is that which is made larger."""
+    """A transposed convolution: `image` is that of y, and the convolution of it makes x's."""
 
     batch: int = 2
     image: tuple = (5, 6)
     cin: int = 3
     cout: int = 4
-    kernel: tuple = (2, 2)
+    kernel: tuple = (3, 3)
     strides: tuple = (2, 2)
+    dilations: tuple = (1, 1)
+    # As a ConvCase has it.
+    padding: object = "SAME"
+    layout: str = "NHWC"
+    bias: bool = True
+    side: bool = False
     act: str = "relu"
     dtype: str = "float32"
-    family = "conv2d_transpose_bias"
+
+    @property
+    def family(self):
+        """The family of its rule."""
+        return _with_sums("conv2d_transpose", self)
+
+    def convolution(self):
+        """That which leads from y to x."""
+        fields = dataclasses.asdict(self) | {"cin": self.cout, "cout": self.cin}
+        return ConvCase(**fields)
 
     def output_shape(self):
         """The shape of y."""
-        height, width = (n * s for n, s in zip(self.image, self.strides, strict=True))
-        return [self.batch, height, width, self.cout]
+        return self.convolution().ordered(self.batch, self.image, self.cout)
 
-    def pads(self):
-        """What is cut off in front of y, (top, left)."""
-        return tuple(max(k - s, 0) // 2 for k, s in zip(self.kernel, self.strides, strict=True))
+    def attributes(self):
+        """Keyword arguments for `conv2d_transpose_bias_act` and for its reference."""
+        return self.convolution().attributes()
 
     def title(self):
         """What it is, for people."""
         times = "x".join
         window = f"{times(map(str, self.kernel))} s{max(self.strides)}"
-        sizes = times(map(str, (self.batch, *self.image)))
+        sizes = times(map(str, (self.batch, *self.convolution().output_image())))
         return f"transposed conv {window} {self.cin}→{self.cout}, {sizes}, {self.act}"
 
     def inputs(self, seed=0):
-        """float64 arrays x, filters, bias, side input, which it lacks, and dy."""
+        """float64 arrays x, filters, bias, side input, dy; None for those that the case lacks."""
         rng = np.random.default_rng(seed)
-        x = rng.normal(size=(self.batch, *self.image, self.cin))
-        taps = max(1, np.prod(self.kernel) * self.cin // np.prod(self.strides))
-        filters = rng.normal(size=(*self.kernel, self.cout, self.cin)) / np.sqrt(taps)
-        bias = rng.normal(size=self.cout)
-        return x, filters, bias, None, rng.normal(size=self.output_shape())
+        conv = self.convolution()
+        x = rng.normal(size=conv.ordered(self.batch, conv.output_image(), self.cin))
+        # As many taps as meet a pixel of y.
+        taps = np.prod(self.kernel) * self.cin / np.prod(self.strides)
+        filters = rng.normal(size=(*self.kernel, self.cout, self.cin)) / np.sqrt(max(1, taps))
+        bias = rng.normal(size=self.cout) if self.bias else None
+        side = rng.normal(size=self.output_shape()) if self.side else None
+        return x, filters, bias, side, rng.normal(size=self.output_shape())
 
 
 @dataclasses.dataclass(frozen=True)

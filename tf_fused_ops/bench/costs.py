@@ -102,7 +102,7 @@ def _(case: ConvCase, mode):
 @work.register
 def _(case: ConvTransposeCase, mode):
     filters = math.prod(case.kernel) * case.cin * case.cout
-    pixels = case.batch * math.prod(case.image)
+    pixels = case.batch * math.prod(case.convolution().output_image())
     y = math.prod(case.output_shape())
     return _contraction(case, mode, pixels * filters, pixels * case.cin, filters, y)
 

@@ -254,14 +254,14 @@ GROUPS = {
     },
     # Layers of U-Nets, of generators and decoders of images.
     "transposed": {
-        "transposed2x2_256_128": ConvTransposeCase(8, (32, 32), 256, 128),
-        "transposed2x2_128_64": ConvTransposeCase(4, (64, 64), 128, 64),
-        "transposed3x3_64_32": ConvTransposeCase(8, (28, 28), 64, 32, (3, 3)),
-        "transposed4x4_256_128": ConvTransposeCase(32, (8, 8), 256, 128, (4, 4)),
-        "transposed4x4_to_3": ConvTransposeCase(32, (32, 32), 64, 3, (4, 4), act="tanh"),
-        "transposed5x5_256_128": ConvTransposeCase(32, (7, 7), 256, 128, (5, 5)),
-        "transposed5x5_to_1": ConvTransposeCase(32, (14, 14), 64, 1, (5, 5), act="tanh"),
-        "transposed3x3_stride1": ConvTransposeCase(8, (28, 28), 64, 64, (3, 3), (1, 1)),
+        "transposed2x2_256_128": ConvTransposeCase(8, (64, 64), 256, 128, (2, 2)),
+        "transposed2x2_128_64": ConvTransposeCase(4, (128, 128), 128, 64, (2, 2)),
+        "transposed3x3_64_32": ConvTransposeCase(8, (56, 56), 64, 32),
+        "transposed4x4_256_128": ConvTransposeCase(32, (16, 16), 256, 128, (4, 4)),
+        "transposed4x4_to_3": ConvTransposeCase(32, (64, 64), 64, 3, (4, 4), act="tanh"),
+        "transposed5x5_256_128": ConvTransposeCase(32, (14, 14), 256, 128, (5, 5)),
+        "transposed5x5_to_1": ConvTransposeCase(32, (28, 28), 64, 1, (5, 5), act="tanh"),
+        "transposed3x3_stride1": ConvTransposeCase(8, (28, 28), 64, 64, strides=(1, 1)),
     },
     # What keeps a GPU busy: layers of ResNet-50 for 32 images, and the whole for 64; layers of
     # BERT-base for 8192 tokens.

@@ -273,7 +273,7 @@ def _(case: ConvCase):
 @_forward.register
 def _(case: ConvTransposeCase):
     def forward(x, filters, bias):
-        y = tf.nn.conv2d_transpose(x, filters, case.output_shape(), case.strides)
+        y = tf.nn.conv2d_transpose(x, filters, case.output_shape(), case.strides, case.padding)
         return _ACTIVATIONS[case.act](tf.nn.bias_add(y, bias))
 
     return forward

@@ -197,11 +197,12 @@ def _(case: ConvCase):
 
 @_program.register
 def _(case: ConvTransposeCase):
-    _, height, width, _ = case.output_shape()
+    height, width = case.image
+    # So much is cut off in front and behind, unless there must be more behind.
+    padding = [before for before, _ in case.convolution().pads()]
 
     def forward(x, w, b):
-        y = F.conv_transpose2d(x, w, b, case.strides, case.pads())
-        # It cuts off as much behind as in front.
+        y = F.conv_transpose2d(x, w, b, case.strides, padding)
         return _ACTIVATIONS[case.act](y[:, :, :height, :width])
 
     return Program(forward, [CHANNELS_LAST, FILTERS_CHANNELS_LAST, AS_IS], CHANNELS_LAST)
