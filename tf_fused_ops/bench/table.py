@@ -81,6 +81,7 @@ _RULES = {
         (4, 4, 64, 128),
         result=(8, 56, 56, 64),
         macs=8 * 28 * 28 * 16 * 64 * 128,
+        act="silu",
     ),
     **_both(
         "conv2d_transpose_bias",
