@@ -9,10 +9,8 @@ namespace {
 // Merges what input, filters and `*y`, the output's shape or that of argument
 // `name`, which stands for it, tell about each other.
 absl::Status ConvTransposeShapes(InferenceContext* c, const char* name,
-                                 ShapeHandle* input, ShapeHandle* filters,
-                                 ShapeHandle* y) {
-  ConvAttrs attrs;
-  TF_RETURN_IF_ERROR(ReadConvAttrs(c, &attrs));
+                                 const ConvAttrs& attrs, ShapeHandle* input,
+                                 ShapeHandle* filters, ShapeHandle* y) {
   TF_RETURN_IF_ERROR(SingleInput(c, "input", 4, input));
   TF_RETURN_IF_ERROR(SingleInput(c, "filters", 4, filters));
   TF_RETURN_IF_ERROR(RequireRank(c, name, 4, 4, y));
@@ -65,13 +63,13 @@ absl::Status ConvTransposeShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(MergeNamed(c, "output_shape", c->Dim(sizes, 0),
                                 "an image's shape", &four));
   TF_RETURN_IF_ERROR(c->MakeShapeFromShapeTensor(c->num_inputs() - 1, &y));
+  ConvAttrs attrs;
+  TF_RETURN_IF_ERROR(ReadConvAttrs(c, &attrs));
   TF_RETURN_IF_ERROR(
-      ConvTransposeShapes(c, "output_shape", &input, &filters, &y));
+      ConvTransposeShapes(c, "output_shape", attrs, &input, &filters, &y));
   DimensionHandle channels = c->Dim(filters, 2);
   TF_RETURN_IF_ERROR(
       MergeVectors(c, "bias", "dimension 2 of filters", &channels));
-  ConvAttrs attrs;
-  TF_RETURN_IF_ERROR(ReadConvAttrs(c, &attrs));
   TF_RETURN_IF_ERROR(c->ReplaceDim(y, attrs.channel_dim(), channels, &y));
   TF_RETURN_IF_ERROR(MergeShapes(c, "side_input", "the output", &y));
   c->set_output(0, y);
@@ -84,7 +82,10 @@ absl::Status ConvTransposeGradShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(CheckSavedCount(c, activation));
   ShapeHandle dy, input, filters;
   TF_RETURN_IF_ERROR(SingleInput(c, "dy", &dy));
-  TF_RETURN_IF_ERROR(ConvTransposeShapes(c, "dy", &input, &filters, &dy));
+  ConvAttrs attrs;
+  TF_RETURN_IF_ERROR(ReadConvAttrs(c, &attrs));
+  TF_RETURN_IF_ERROR(
+      ConvTransposeShapes(c, "dy", attrs, &input, &filters, &dy));
   TF_RETURN_IF_ERROR(MergeShapes(c, "saved", "dy", &dy));
   TF_RETURN_IF_ERROR(SetSwitchedOutput(c, 0, "input_gradient", input));
   TF_RETURN_IF_ERROR(SetSwitchedOutput(c, 1, "filters_gradient", filters));

@@ -52,9 +52,10 @@ class Conv2DTransposeBiasAct(ImageBiasAct):
         sizes = match.operands["output_shape"]
         if sizes.shape != [4]:
             return f"{sizes.name} of shape {sizes.shape} is not the shape of an image"
-        conv, input, filters = self.contraction_op(match), *self._shapes(match)
+        input, filters = (match.operands[name].shape for name in self.contraction)
+        output = self.contraction_op(match).outputs[0].shape
         channel = 1 if match.attrs["data_format"] == b"NCHW" else -1
-        found = [conv.outputs[0].shape[channel], input[channel]]
+        found = [output[channel], input[channel]]
         if None in found or found != filters[-2:].as_list():
             of_filters = f"{filters[-2]} and {filters[-1]}"
             return (
@@ -62,10 +63,6 @@ class Conv2DTransposeBiasAct(ImageBiasAct):
                 f"{found[1]} in the input, {of_filters} in the filters"
             )
         return None
-
-    def _shapes(self, match):
-        """Returns the static shapes of input and filters."""
-        return (match.operands[name].shape for name in self.contraction)
 
     def further_inputs(self, match):
         return (match.operands["output_shape"],)
