@@ -31,6 +31,7 @@ from tf_fused_ops.ops import (
     sparse_softmax_cross_entropy,
     sync_batch_norm_act,
     update_cache,
+    weight_only_matmul_bias_act,
 )
 from tf_fused_ops.remapper import RemapOptions, remap
 
@@ -65,6 +66,7 @@ __all__ = [
     "sync_batch_norm_act",
     "update_cache",
     "viz",
+    "weight_only_matmul_bias_act",
 ]
 
 

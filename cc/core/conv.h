@@ -98,6 +98,9 @@ struct ConvForwardArgs {
   // Of y's channels, see BatchNormLocalMoments; null: not wanted.
   double* moments = nullptr;
   bool winograd = false;  // whether Winograd's algorithm may be used
+  // From one pixel of y to the next, where that is not the number of its
+  // channels: they are some of those of a larger output.
+  std::int64_t pixel_pitch = 0;
 };
 
 // With dz = dy * slope: the gradients of input, filters and bias, and dz

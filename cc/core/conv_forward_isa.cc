@@ -45,8 +45,10 @@ bool PlanForward(const ConvForwardArgs& args, const ConvShape& s, bool packed,
       {static_cast<T*>(args.y), static_cast<T*>(args.pre_activation),
        static_cast<const T*>(args.bias), static_cast<const T*>(args.side_input),
        args.activation, static_cast<Accumulator<T>>(args.alpha),
-       AddressMap::Of(s.out_h, s.out_w, s.OutputChannels(),
-                      s.output_channels_first),
+       AddressMap::Of(
+           s.out_h, s.out_w,
+           args.pixel_pitch > 0 ? args.pixel_pitch : s.OutputChannels(),
+           s.output_channels_first),
        static_cast<const T*>(args.scale)}};
   const Correlation<T>& c = out->correlation;
   out->algorithm = HasSmallGroups<T>(s) ? Algorithm::kSmallGroups

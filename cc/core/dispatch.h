@@ -15,6 +15,7 @@
 #include "cc/core/quantized_matmul.h"
 #include "cc/core/recurrent.h"
 #include "cc/core/softmax.h"
+#include "cc/core/weight_only_matmul.h"
 
 namespace tfo {
 
@@ -49,6 +50,7 @@ struct Kernels {
   RecurrentGradientFunction* recurrent_gradient;
   QuantizedMatMulFunction* quantized_matmul;
   ConvForwardFunction* conv_transpose;
+  WeightOnlyMatMulFunction* weight_only_matmul;
 };
 
 // The table of the fastest instruction set that the CPU has, unless

@@ -35,6 +35,7 @@ CopyFunction Copy;
 RecurrentForwardFunction RecurrentForward;
 RecurrentGradientFunction RecurrentGradient;
 QuantizedMatMulFunction QuantizedMatMul;
+WeightOnlyMatMulFunction WeightOnlyMatMul;
 
 extern const Kernels kKernels;
 const Kernels kKernels = {TFO_STRING(TFO_ISA),
@@ -66,6 +67,7 @@ const Kernels kKernels = {TFO_STRING(TFO_ISA),
                           &RecurrentForward,
                           &RecurrentGradient,
                           &QuantizedMatMul,
-                          &ConvTranspose};
+                          &ConvTranspose,
+                          &WeightOnlyMatMul};
 
 }  // namespace tfo::TFO_ISA

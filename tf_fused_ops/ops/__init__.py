@@ -16,6 +16,7 @@ from tf_fused_ops.ops.quantized_matmul import quantized_matmul_bias_act
 from tf_fused_ops.ops.recurrent import gru, lstm, simple_rnn
 from tf_fused_ops.ops.softmax import softmax
 from tf_fused_ops.ops.sync_batch_norm import sync_batch_norm_act
+from tf_fused_ops.ops.weight_only_matmul import weight_only_matmul_bias_act
 
 __all__ = [
     "act",
@@ -37,4 +38,5 @@ __all__ = [
     "sparse_softmax_cross_entropy",
     "sync_batch_norm_act",
     "update_cache",
+    "weight_only_matmul_bias_act",
 ]

@@ -49,6 +49,11 @@ from tf_fused_ops.ops.reference.sync_batch_norm import (
     batch_norm_grad_sums,
     batch_norm_moments,
 )
+from tf_fused_ops.ops.reference.weight_only_matmul import (
+    unpacked,
+    weight_only_matmul_bias_act,
+    weights,
+)
 
 __all__ = [
     "act",
@@ -91,5 +96,8 @@ __all__ = [
     "sparse_softmax_cross_entropy_grad",
     "states_before",
     "ungrouped",
+    "unpacked",
     "update_cache",
+    "weight_only_matmul_bias_act",
+    "weights",
 ]
