@@ -4,7 +4,14 @@ import time
 
 import tensorflow as tf
 
-from tf_fused_ops.ops import _gradient, cache, quantized_matmul, recurrent, reference
+from tf_fused_ops.ops import (
+    _gradient,
+    cache,
+    quantized_matmul,
+    recurrent,
+    reference,
+    weight_only_matmul,
+)
 from tf_fused_ops.ops.attention import optional_inputs
 from tf_fused_ops.remapper import emission, hiding
 from tf_fused_ops.remapper.graph import GraphView
@@ -289,6 +296,10 @@ def _quantized_matmul(op):
     return [quantized_matmul.stock(op, op.inputs)]
 
 
+def _weight_only_matmul(op):
+    return [weight_only_matmul.stock(op, op.inputs)]
+
+
 def _update_cache(op):
     return list(cache.stock(op, op.inputs))
 
@@ -317,6 +328,7 @@ _STOCK = {
     "TfFusedOps>Recurrent": _recurrent,
     "TfFusedOps>RecurrentGrad": _recurrent_grad,
     "TfFusedOps>QuantizedMatMulBiasAct": _quantized_matmul,
+    "TfFusedOps>WeightOnlyMatMulBiasAct": _weight_only_matmul,
     "TfFusedOps>Dropout": _dropout,
     "TfFusedOps>RandomWords": _random_words,
     "TfFusedOps>Softmax": _softmax,

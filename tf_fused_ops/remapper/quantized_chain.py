@@ -12,7 +12,7 @@ from tf_fused_ops.remapper.custom_gradients import ATTRIBUTE as GRADIENT
 
 MATMUL = "BatchMatMulV3"
 # What tf.custom_gradient adds.
-_WRAPPER = "IdentityN"
+WRAPPER = "IdentityN"
 # What may give scales of rows the shape of the result: the type of an op, and the stock code.
 STEPS = {
     "Transpose": tf.transpose,
@@ -38,37 +38,37 @@ class Chain:
 
 def find(view, anchor):
     """Returns the Chain of a Round, or None."""
-    tensor = _follow(view, anchor.outputs[0], "Minimum", "Maximum", "Cast")
+    tensor = follow(view, anchor.outputs[0], "Minimum", "Maximum", "Cast")
     if tensor is None:
         return None
     of_a, tensor = _reshaped(view, tensor)
-    if (y := _follow(view, tensor, MATMUL)) is not None:
+    if (y := follow(view, tensor, MATMUL)) is not None:
         attrs, b = {"equation": None, "transposed": view.attr(y.op, "adj_y")}, y.op.inputs[1]
         b, of_b = _above(view, b, "Reshape")
         b, order = _above(view, b, "Transpose")
         of_y, y = _reshaped(view, y)
         attrs |= {"shapes": (of_a, of_b, of_y), "permutation": order}
-    elif (y := _follow(view, tensor, "Cast", "Einsum")) is not None:
+    elif (y := follow(view, tensor, "Cast", "Einsum")) is not None:
         equation = view.attr(y.op, "equation")
         order = order_of(equation)
         if order is None or y.op.inputs[1].op.type != "Cast":
             return None
-        b, y = y.op.inputs[1].op.inputs[0], _follow(view, y, "Cast")
+        b, y = y.op.inputs[1].op.inputs[0], follow(view, y, "Cast")
         if y is None:
             return None
         attrs = {"equation": equation, "transposed": False, "permutation": order[1]}
         attrs["shapes"] = (of_a, None, None)
     else:
         return None
-    z = _follow(view, y, "Cast", "RealDiv")
+    z = follow(view, y, "Cast", "RealDiv")
     if z is None or None in (a_rank := anchor.outputs[0].shape.rank, b.shape.rank):
         return None
     scaled, scale = anchor.inputs[0].op, z.op.inputs[1].op
     if scaled.type != "Mul" or scale.type != "Mul":
         return None
-    attrs |= {"a_rank": a_rank, "b_rank": b.shape.rank, "gradient": _gradient(view, z)}
+    attrs |= {"a_rank": a_rank, "b_rank": b.shape.rank, "gradient": gradient_of(view, z)}
     if attrs["gradient"] is not None:
-        z = _follow(view, z, _WRAPPER)
+        z = follow(view, z, WRAPPER)
     for a_scale, last in itertools.product(scaled.inputs, scale.inputs):
         steps, axes = _steps(view, a_scale, last), _reduced(view, a_scale)
         if steps is not None and axes is not None and 0 < np.size(axes) < b.shape.rank:
@@ -76,7 +76,7 @@ def find(view, anchor):
     return None
 
 
-def _follow(view, tensor, *op_types):
+def follow(view, tensor, *op_types):
     """Returns the first output of the last of live ops of some types, of which the first reads a
     tensor and each other the one before; None if they are not there."""
     for op_type in op_types:
@@ -90,7 +90,7 @@ def _follow(view, tensor, *op_types):
 
 def _reshaped(view, tensor):
     """Returns to which shape a tensor is brought, None if it is not, and the result."""
-    found = _follow(view, tensor, "Reshape")
+    found = follow(view, tensor, "Reshape")
     shape = None if found is None else view.constant(found.op.inputs[1])
     return (None, tensor) if shape is None else (_plain(shape), found)
 
@@ -180,10 +180,10 @@ def _plain(array):
     return int(array) if array.ndim == 0 else tuple(array.tolist())
 
 
-def _gradient(view, z):
+def gradient_of(view, z):
     """Returns the code of the custom gradient around the ops that make z, None if there is none or
     it is not known, so that it has to stay."""
-    wrapped = _follow(view, z, _WRAPPER)
+    wrapped = follow(view, z, WRAPPER)
     if wrapped is None or wrapped.op.inputs[0] is not z:
         return None
     found = view.signature(wrapped.op).attrs.get(GRADIENT)
@@ -197,7 +197,8 @@ def _gradients_of_keras():
         getattr(sys.modules.get(f"keras.src.layers.core.{module}"), layer, None)
         for module, layer in (("dense", "Dense"), ("einsum_dense", "EinsumDense"))
     )
-    methods = (getattr(layer, "_int8_call", None) for layer in layers)
+    calls = itertools.product(layers, ("_int8_call", "_int4_call"))
+    methods = (getattr(layer, call, None) for layer, call in calls)
     codes = itertools.chain.from_iterable(_nested(m.__code__) for m in methods if m is not None)
     return [code for code in codes if code.co_name == "grad_fn"]
 

@@ -21,12 +21,14 @@ from tf_fused_ops.remapper import (
     group_norm,
     grouped_attention,
     layer_norm,
+    lookup,
     max_pool,
     moments,
     product,
     quantized,
     softmax,
     spellings,
+    weight_only,
 )
 
 # Chain -> the chain that has to be there for it: the same without side input.
@@ -43,6 +45,8 @@ _CHAINS = {
     conv_transpose.Conv2DTransposeBiasAct: conv_transpose.Conv2DTransposeBiasAct,
     conv_transpose.Conv2DTransposeBiasAddAct: conv_transpose.Conv2DTransposeBiasAct,
     conv_transpose.Conv1DTransposeBiasAct: conv_transpose.Conv1DTransposeBiasAct,
+    # Before those of products, which would have the numbers made.
+    **{rule: rule for rule in weight_only.RULES},
     product.MatMulBiasAct: product.MatMulBiasAct,
     product.MatMulBiasAddAct: product.MatMulBiasAct,
     product.DenseBiasAct: product.DenseBiasAct,
@@ -98,6 +102,7 @@ def _table():
     yield conv_moments.CONV_MOMENTS
     yield product.FewRowsMatMul()
     yield product.FewRowsBatchMatMul()
+    yield lookup.PackedLookup()
     yield max_pool.ReluMaxPool()
     yield attention.Attention()
     yield grouped_attention.GroupedAttention()

@@ -1,0 +1,225 @@
+"""Rules for products with weights of 8 or 4 bits that become numbers first."""
+
+from typing import ClassVar
+
+import tensorflow as tf
+from tensorflow.python.framework import tensor_util
+
+from tf_fused_ops._devices import device_type
+from tf_fused_ops.remapper import product, quantized_chain, quantized_weights
+from tf_fused_ops.remapper.emission import emit
+from tf_fused_ops.remapper.rule import Fused
+
+# What a custom gradient of Keras is of: inputs, integers, scales, zeros, numbers of groups.
+_MOST_ARGUMENTS = 5
+_DTYPES = (tf.float16, tf.bfloat16, tf.float32)
+_ARGUMENTS = tuple(f"argument_{i}" for i in range(_MOST_ARGUMENTS))
+
+
+class _WeightOnly:
+    """What these rules add to those for a product of matrices in inference.
+
+    Operand b are the numbers; how they are made is not part of the chain.
+
+    Variants, by attribute:
+        divided: Whether the product is divided by the columns' scales, operand `divisor`.
+        gradient: The code of the custom gradient around the product, None if there is none.
+        arguments: What that is of, as (tf.DType, rank) each.
+    """
+
+    differentiable = ()
+    backward_alone = False
+    fused_ops = ("TfFusedOps>WeightOnlyMatMulBiasAct",)
+
+    def variants(self, view, anchor):
+        transposes = self.captured.get(self.anchor, ())
+        if any(view.attr(anchor, name) for name in transposes):
+            return
+        weights = quantized_weights.find(anchor.inputs[1])
+        if weights is None:
+            return
+        form = self._around(view, anchor)[0]
+        if form["divided"] or weights.scale is not None:
+            yield from (attrs | form for attrs in super().variants(view, anchor))
+
+    def product(self, view, anchor):
+        return self._around(view, anchor)[1]
+
+    def _around(self, view, anchor):
+        """Returns the attributes that tell what follows a product, and the end of that."""
+        z = super().product(view, anchor)
+        divided = quantized_chain.follow(view, z, "RealDiv")
+        divisor = None if divided is None else divided.op.inputs[1]
+        form = {"divided": None, "gradient": None, "arguments": ()}
+        if divisor is not None and divided.op.inputs[0] is z and divisor.shape.rank is not None:
+            form["divided"], z = divisor.shape.rank, divided
+        gradient = quantized_chain.gradient_of(view, z)
+        if gradient is not None:
+            wrapped = quantized_chain.follow(view, z, quantized_chain.WRAPPER)
+            arguments = tuple((t.dtype, t.shape.rank) for t in list(wrapped.op.inputs)[1:])
+            if len(arguments) <= _MOST_ARGUMENTS and all(rank is not None for _, rank in arguments):
+                form |= {"gradient": gradient, "arguments": arguments}
+                z = wrapped
+        return form, z
+
+    def present(self, attrs):
+        core = [name for name in self.operands if name not in (*_ARGUMENTS, "divisor")]
+        divisor = [] if attrs["divided"] is None else ["divisor"]
+        return (*core, *divisor, *_ARGUMENTS[: len(attrs["arguments"])])
+
+    def operand_dtype(self, name, dtype, attrs):
+        if name in _ARGUMENTS:
+            return attrs["arguments"][_ARGUMENTS.index(name)][0]
+        return super().operand_dtype(name, dtype, attrs)
+
+    def operand_shape(self, name, attrs):
+        if name in _ARGUMENTS:
+            return [None] * attrs["arguments"][_ARGUMENTS.index(name)][1]
+        if name == "divisor":
+            return [None] * attrs["divided"]
+        return super().operand_shape(name, attrs)
+
+    def linear(self, attrs, a, b, bias=None, divisor=None, **arguments):
+        z = super().linear(attrs, a, b)
+        z = z if divisor is None else z / divisor
+        if attrs["gradient"] is not None:
+            gradient = quantized_chain.function_of(attrs["gradient"])
+            z = tf.custom_gradient(lambda *_: (z, gradient))(*arguments.values())
+        return self.add_bias(attrs, z, bias)
+
+    def check(self, match):
+        a, b = match.operands["a"], match.operands["b"]
+        weights, divisor = quantized_weights.find(b), match.operands.get("divisor")
+        device = device_type(match.nodes[0].device)
+        if device != "CPU":
+            return f"weights of few bits are TensorFlow's on {device}"
+        if a.dtype not in _DTYPES:
+            return f"{a.name} is of {a.dtype.name}"
+        if weights is None:
+            return f"{b.name} is no longer made of integers"
+        if divisor is not None and not _is_one(divisor):
+            columns = self.channels(match).as_list()
+            if weights.scale is not None or not _scales(divisor, columns):
+                return f"{divisor.name} of shape {divisor.shape} is no scale of {b.name}'s columns"
+        return super().check(match)
+
+    def fuse(self, match, training):
+        a, b = match.operands["a"], match.operands["b"]
+        weights, divisor = quantized_weights.find(b), match.operands.get("divisor")
+        if weights.divisor is not None:
+            a = a / tf.cast(weights.divisor, a.dtype)
+        if divisor is not None and _is_one(divisor):
+            divisor = None
+        integers, *numbers, group = quantized_weights.inputs(weights, b.shape.as_list(), divisor)
+        if match.attrs["gradient"] is not None:
+            # As in stock code.
+            numbers = tf.nest.map_structure(tf.stop_gradient, numbers)
+        alpha = {"alpha": match.attrs["alpha"]} if "alpha" in match.attrs else {}
+        outputs = emit(
+            self.fused_ops[0],
+            a,
+            integers,
+            *numbers,
+            group,
+            [self.flat_bias(t) for t in self._optional(match, "bias")],
+            transpose_b=weights.transposed,
+            bits=8 if weights.packed_axis is None else 4,
+            packed_axis=weights.packed_axis or 0,
+            activation=self.activation.name,
+            name=match.fused_name(),
+            **alpha,
+        )
+        return Fused({"y": self.narrow(match, outputs["y"])})
+
+    def label(self, match):
+        return f"weight-only {super().label(match)}"
+
+
+def _with(operands):
+    """Returns the operands of a rule, with those of what is around a product."""
+    return operands | {"divisor": (1, 2, 3, 4, 5, 6)} | dict.fromkeys(_ARGUMENTS, ())
+
+
+def _without_bias(rule):
+    """Returns the operands of a rule for a product but for the bias."""
+    return {name: ranks for name, ranks in rule.operands.items() if name != "bias"}
+
+
+class WeightOnlyMatMulBiasAct(_WeightOnly, product.MatMulBiasAct):
+    """act(matmul(a, numbers) + bias)."""
+
+    family = "weight_only_matmul_bias"
+    operands: ClassVar = _with(product.MatMulBiasAct.operands)
+
+
+class WeightOnlyMatMulAct(_WeightOnly, product.MatMulBiasAct):
+    """act(matmul(a, numbers))."""
+
+    family = "weight_only_matmul"
+    operands: ClassVar = _with(_without_bias(product.MatMulBiasAct))
+
+
+class WeightOnlyDenseBiasAct(_WeightOnly, product.DenseBiasAct):
+    """act(tensordot(a, numbers) + bias)."""
+
+    family = "weight_only_dense_bias"
+    operands: ClassVar = _with(product.DenseBiasAct.operands)
+
+
+class WeightOnlyDenseAct(_WeightOnly, product.DenseBiasAct):
+    """act(tensordot(a, numbers))."""
+
+    family = "weight_only_dense"
+    operands: ClassVar = _with(_without_bias(product.DenseBiasAct))
+
+
+class WeightOnlyBatchMatMulBiasAct(_WeightOnly, product.BatchMatMulBiasAct):
+    """act(matmul(a, numbers) + bias) for a batch of matrices a."""
+
+    family = "weight_only_batch_matmul_bias"
+    operands: ClassVar = _with(product.BatchMatMulBiasAct.operands)
+
+
+class WeightOnlyBatchMatMulAct(_WeightOnly, product.BatchMatMulBiasAct):
+    """act(matmul(a, numbers)) for a batch of matrices a."""
+
+    family = "weight_only_batch_matmul"
+    operands: ClassVar = _with(_without_bias(product.BatchMatMulBiasAct))
+
+
+class WeightOnlyHeadsBiasAct(_WeightOnly, product.HeadsBiasAct):
+    """act(reshape(matmul(a, numbers), shape) + bias)."""
+
+    family = "weight_only_heads_bias"
+    operands: ClassVar = _with(product.HeadsBiasAct.operands)
+
+
+class WeightOnlyHeadsAct(_WeightOnly, product.HeadsBiasAct):
+    """act(reshape(matmul(a, numbers), shape))."""
+
+    family = "weight_only_heads"
+    operands: ClassVar = _with(_without_bias(product.HeadsBiasAct))
+
+
+def _scales(divisor, columns):
+    """Returns whether the shape of a divisor is that of some columns, behind ones."""
+    ones = divisor.shape.rank - len(columns)
+    return ones >= 0 and divisor.shape == [1] * ones + columns
+
+
+def _is_one(divisor):
+    """Returns whether a divisor is known to change nothing."""
+    value = tensor_util.constant_value(divisor)
+    return value is not None and value.size == 1 and value.item() == 1
+
+
+RULES = (
+    WeightOnlyMatMulBiasAct,
+    WeightOnlyMatMulAct,
+    WeightOnlyDenseBiasAct,
+    WeightOnlyDenseAct,
+    WeightOnlyBatchMatMulBiasAct,
+    WeightOnlyBatchMatMulAct,
+    WeightOnlyHeadsBiasAct,
+    WeightOnlyHeadsAct,
+)
