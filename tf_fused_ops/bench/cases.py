@@ -418,6 +418,57 @@ class QuantizedCase(Case):
 
 
 @dataclasses.dataclass(frozen=True)
+class WeightOnlyCase(Case):
+    """A dense layer of Keras of which the weights alone are quantized: rows of k numbers, and b
+    [k, n] of 4 bits, two in a byte, with scales and zeros for every `group` of the k, or of 8 bits
+    with one scale a column."""
+
+    modes = MODES[:1]
+
+    m: int = 5
+    k: int = 4
+    n: int = 3
+    bits: int = 4
+    group: int = 2
+    bias: bool = True
+    act: str = "none"
+    dtype: str = "float32"
+
+    @property
+    def family(self):
+        """The family of its rule."""
+        return "weight_only_matmul" + "_bias" * self.bias
+
+    @property
+    def groups(self):
+        """How many groups the k fall into."""
+        return -(-self.k // self.group)
+
+    def title(self):
+        """What it is, for people."""
+        act = self.act.replace("_", " ")
+        return f"{self.bits}-bit weights {self.m}x{self.k}x{self.n}, {act}"
+
+    def inputs(self, seed=0):
+        """float64 array a, of int8 b, scales; with 4 bits int8 zeros and the int32 number of each
+        row's group; bias if it has one, dy."""
+        rng = np.random.default_rng(seed)
+        a = rng.normal(size=(self.m, self.k))
+        columns = self.n if self.bits == 8 else -(-self.n // 2)
+        b = rng.integers(-127, 128, size=(self.k, columns), dtype=np.int8)
+        # Few digits, so that products with zeros have no more than bfloat16.
+        scale = rng.choice([1, 1.25, 1.5, 1.75], (self.groups, self.n)) / 2 ** round(
+            np.log2(4 * np.sqrt(self.k))
+        )
+        vectors = [rng.normal(size=self.n)] * self.bias
+        dy = rng.normal(size=(self.m, self.n))
+        if self.bits == 8:
+            return a, b, 1024 / scale[0], *vectors, dy
+        zero = rng.integers(-7, 8, size=(self.groups, self.n), dtype=np.int8)
+        return a, b, scale, zero, np.arange(self.k, dtype=np.int32) // self.group, *vectors, dy
+
+
+@dataclasses.dataclass(frozen=True)
 class DecoderCase(Case):
     """The last `steps` of `length` positions that a decoder generates with a cache of keys and
     values, as KerasHub's Llama: `key_heads` are those of keys and values, `hidden` is the width of

@@ -14,6 +14,7 @@ from tf_fused_ops.bench.cases import (
     QuantizedCase,
     RecurrentCase,
     RuleCase,
+    WeightOnlyCase,
 )
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -146,6 +147,15 @@ def _(case: QuantizedCase, mode):
     numbers = case.m * case.k + case.m * case.n
     weights = case.k * case.n  # of a byte
     return IntegerWork(case.m * weights, BYTES[case.dtype] * numbers + weights)
+
+
+@work.register
+def _(case: WeightOnlyCase, mode):
+    numbers = case.m * case.k + case.m * case.n
+    weights = case.k * case.n
+    scales = (4 + 1) * case.groups * case.n if case.bits == 4 else 4 * case.n
+    read = weights * case.bits // 8 + scales
+    return Work(case.m * weights, BYTES[case.dtype] * numbers + read)
 
 
 @work.register

@@ -15,6 +15,7 @@ from tf_fused_ops.bench.cases import (
     QuantizedCase,
     RecurrentCase,
     RuleCase,
+    WeightOnlyCase,
 )
 
 _VALUES = 2.0**-3
@@ -48,6 +49,9 @@ def inputs(case):
     if isinstance(case, QuantizedCase):
         a, *others = case.inputs()
         return [np.where(a > 0, 1.0, 0.0), *others]
+    if isinstance(case, WeightOnlyCase):
+        a, *others = case.inputs()
+        return [_round(a, _VALUES), *others]
     if isinstance(case, BatchNormCase):
         x, scale, offset, _, _, side, dy = case.inputs()
         steps = [(x, _VALUES), (scale, _VALUES), (offset, _VALUES), (side, _VALUES), (dy, _VALUES)]
@@ -65,6 +69,9 @@ def dtypes(case):
     """The dtype of each of the inputs: batch norm's vectors are float32 where x has 16 bits."""
     if isinstance(case, QuantizedCase):
         return [case.dtype, "int8", "float32", *[case.dtype] * case.bias, case.dtype]
+    if isinstance(case, WeightOnlyCase):
+        groups = ["int8", "int32"] * (case.bits == 4)
+        return [case.dtype, "int8", "float32", *groups, *[case.dtype] * case.bias, case.dtype]
     count = len(inputs(case))
     if isinstance(case, BatchNormCase) and case.dtype in ("float16", "bfloat16"):
         return [case.dtype, "float32", "float32", *[case.dtype] * (count - 3)]

@@ -15,6 +15,7 @@ from tf_fused_ops.bench.cases import (
     QuantizedCase,
     RecurrentCase,
     RuleCase,
+    WeightOnlyCase,
 )
 
 _CHANNELS = (128,)
@@ -299,6 +300,18 @@ GROUPS = {
         "quantized_2048_rows": QuantizedCase(2048, 3072, 768),
         "quantized_square_relu": QuantizedCase(2048, 512, 512, act="relu"),
         "quantized_odd": QuantizedCase(37, 300, 1000),
+    },
+    # The sizes of layers of language models of 4 bits, for one token and for more; of 8 bits.
+    "weight_only": {
+        "weight_only_1_row": WeightOnlyCase(1, 2048, 2048, group=128),
+        "weight_only_1_row_silu": WeightOnlyCase(1, 4096, 11008, group=128, bias=False, act="silu"),
+        "weight_only_4_rows": WeightOnlyCase(4, 2048, 2048, group=128),
+        "weight_only_16_rows": WeightOnlyCase(16, 2048, 2048, group=128),
+        "weight_only_128_rows": WeightOnlyCase(128, 2048, 2048, group=128),
+        "weight_only_2048_rows_gelu": WeightOnlyCase(2048, 768, 3072, group=128, act="gelu_tanh"),
+        "weight_only_8_bits_1_row": WeightOnlyCase(1, 2048, 2048, bits=8),
+        "weight_only_8_bits_128_rows": WeightOnlyCase(128, 2048, 2048, bits=8),
+        "weight_only_odd": WeightOnlyCase(37, 96, 1001, group=32),
     },
     # A small language model behind a prompt of which only the keys and values count.
     "generation": {

@@ -18,6 +18,7 @@ from tf_fused_ops.bench.cases import (
     QuantizedCase,
     RecurrentCase,
     RuleCase,
+    WeightOnlyCase,
 )
 from tf_fused_ops.bench.stacks import POOL
 from tf_fused_ops.bench.workers import OURS, WINOGRAD
@@ -467,6 +468,31 @@ def _(case: QuantizedCase):
         product = tf.matmul(tf.cast(rounded, tf.int8), b, output_type=tf.int32)
         y = tf.cast(product, a.dtype) / (tf.cast(b_scale, a.dtype) * scale)
         return _ACTIVATIONS[case.act](tf.nn.bias_add(y, *bias) if bias else y)
+
+    return forward
+
+
+@_forward.register
+def _(case: WeightOnlyCase):
+    # What the layer of Keras consists of.
+    def numbers(b, scale, zero, group, dtype):
+        packed, four, eight = tf.transpose(b), tf.constant(4, tf.int8), tf.constant(8, tf.int8)
+        mask = tf.constant(15, tf.int8)
+        halves = packed & mask, tf.bitwise.right_shift(packed, four) & mask
+        signed = [(half ^ eight) - eight for half in halves]
+        both = tf.reshape(tf.stack(signed, 1), [-1, case.k])
+        integers = tf.transpose(both[: case.n, ...])
+        group = tf.where(group < 0, group + case.groups, group)
+        zero = tf.cast(tf.gather(zero, group), dtype)
+        return (tf.cast(integers, dtype) - zero) * tf.gather(tf.cast(scale, dtype), group)
+
+    def forward(a, b, scale, *others):
+        if case.bits == 8:
+            y = tf.matmul(a, tf.cast(b, a.dtype)) / tf.cast(scale, a.dtype)
+        else:
+            zero, group, *others = others
+            y = tf.matmul(a, numbers(b, scale, zero, group, a.dtype))
+        return _ACTIVATIONS[case.act](tf.nn.bias_add(y, *others) if others else y)
 
     return forward
 

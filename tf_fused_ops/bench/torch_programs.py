@@ -17,6 +17,7 @@ from tf_fused_ops.bench.cases import (
     MatMulCase,
     QuantizedCase,
     RecurrentCase,
+    WeightOnlyCase,
 )
 from tf_fused_ops.bench.stacks import POOL
 
@@ -257,6 +258,30 @@ def _(case: QuantizedCase):
         return _ACTIVATIONS[case.act](layer(a))
 
     return Program(forward, [AS_IS, TRANSPOSED, AS_IS, *[AS_IS] * case.bias], AS_IS, prepare)
+
+
+@_program.register
+def _(case: WeightOnlyCase):
+    def prepare(a, b, scale, *others):
+        if case.bits == 8:
+            return a, b.T.contiguous(), (1 / scale).to(a.dtype), *others
+        zero, _, *bias = others
+        halves = torch.stack([b & 15, (b >> 4) & 15], -1).flatten(1)[:, : case.n]
+        # Integers from 0 to 15, of which 8 is what stands for zero.
+        integers = (halves.to(torch.int32) ^ 8).T.contiguous()
+        weights = torch._convert_weight_to_int4pack_for_cpu(integers, 1)
+        offset = -scale * zero
+        return a, weights, torch.stack([scale, offset], -1).to(a.dtype), *bias
+
+    def forward(a, weights, scale, *bias):
+        if case.bits == 8:
+            y = torch._weight_int8pack_mm(a, weights, scale)
+        else:
+            y = torch.ops.aten._weight_int4pack_mm_for_cpu(a, weights, case.group, scale)
+        return _ACTIVATIONS[case.act](y + bias[0] if bias else y)
+
+    inputs = 3 + 2 * (case.bits == 4) + case.bias
+    return Program(forward, [AS_IS] * inputs, AS_IS, prepare)
 
 
 @_program.register
