@@ -158,8 +158,8 @@ struct SameScale {
 
 // Numbers [begin, end) of a row.
 template <class T, Bits kBits, bool kSigned, class Scale>
-void Dequantize(const std::uint8_t* row, const Scale& scale, std::int64_t begin,
-                std::int64_t end, T* to) {
+void DequantizeRow(const std::uint8_t* row, const Scale& scale,
+                   std::int64_t begin, std::int64_t end, T* to) {
   constexpr std::int64_t lanes = kLanes<float>;
   std::int64_t j = begin;
   for (; j + lanes <= end; j += lanes) {
@@ -226,7 +226,7 @@ class ColumnsOfWeights {
       const std::int64_t at = w_.group[i] * w_.columns + first_;
       const EachScale scale{w_.scale + at,
                             w_.zero == nullptr ? nullptr : w_.zero + at};
-      return Dequantize<T, kBits, kSigned>(from, scale, 0, count_, to);
+      return DequantizeRow<T, kBits, kSigned>(from, scale, 0, count_, to);
     }
     const std::int64_t at = (first_ + i) * w_.groups;
     const auto of_group = [&](std::int64_t group) {
@@ -236,8 +236,8 @@ class ColumnsOfWeights {
     if (whole_) {
       for (std::int64_t r = 0; r < runs_.count; ++r) {
         const WeightRun& run = runs_.data[r];
-        Dequantize<T, kBits, kSigned>(from, of_group(run.group), run.begin,
-                                      run.end, to);
+        DequantizeRow<T, kBits, kSigned>(from, of_group(run.group), run.begin,
+                                         run.end, to);
       }
       return;
     }
@@ -246,8 +246,8 @@ class ColumnsOfWeights {
       own[k] = scale.scale;
       own[w_.depth + k] = scale.zero;
     }
-    Dequantize<T, kBits, kSigned>(from, EachScale{own, own + w_.depth}, 0,
-                                  w_.depth, to);
+    DequantizeRow<T, kBits, kSigned>(from, EachScale{own, own + w_.depth}, 0,
+                                     w_.depth, to);
   }
 
   const QuantizedWeights& w_;
@@ -255,6 +255,28 @@ class ColumnsOfWeights {
   const bool whole_;
   const std::int64_t first_, count_;
 };
+
+// Writes `count` columns from `first` on, [depth, count] or [count, depth].
+// False when scratch memory ran out.
+template <class T>
+bool DequantizeColumns(const QuantizedWeights& w, const WeightRuns& runs,
+                       std::int64_t first, std::int64_t count, T* to,
+                       const Parallel& parallel, const Scratch& scratch) {
+  constexpr std::int64_t kRowsTogether = 16;
+  const ColumnsOfWeights<T> columns(w, runs, first, count);
+  float* const own =
+      scratch.Allocate<float>(columns.own_size() * parallel.num_workers);
+  if (own == nullptr) return false;
+  const std::int64_t n = w.transposed ? w.depth : count;
+  auto dequantize = [&](std::int64_t task, int worker) {
+    const std::int64_t end = Min((task + 1) * kRowsTogether, columns.rows());
+    for (std::int64_t i = task * kRowsTogether; i < end; ++i)
+      columns.Row(i, own + worker * columns.own_size(), to + i * n);
+  };
+  ParallelFor(parallel, CeilDiv(columns.rows(), kRowsTogether),
+              kRowsTogether * n / 4, dequantize);
+  return true;
+}
 
 }  // namespace
 }  // namespace tfo::TFO_ISA

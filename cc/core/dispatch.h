@@ -51,6 +51,7 @@ struct Kernels {
   QuantizedMatMulFunction* quantized_matmul;
   ConvForwardFunction* conv_transpose;
   WeightOnlyMatMulFunction* weight_only_matmul;
+  DequantizeFunction* dequantize;
 };
 
 // The table of the fastest instruction set that the CPU has, unless

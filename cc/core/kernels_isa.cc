@@ -36,6 +36,7 @@ RecurrentForwardFunction RecurrentForward;
 RecurrentGradientFunction RecurrentGradient;
 QuantizedMatMulFunction QuantizedMatMul;
 WeightOnlyMatMulFunction WeightOnlyMatMul;
+DequantizeFunction Dequantize;
 
 extern const Kernels kKernels;
 const Kernels kKernels = {TFO_STRING(TFO_ISA),
@@ -68,6 +69,7 @@ const Kernels kKernels = {TFO_STRING(TFO_ISA),
                           &RecurrentGradient,
                           &QuantizedMatMul,
                           &ConvTranspose,
-                          &WeightOnlyMatMul};
+                          &WeightOnlyMatMul,
+                          &Dequantize};
 
 }  // namespace tfo::TFO_ISA

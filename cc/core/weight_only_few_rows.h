@@ -1,9 +1,7 @@
 // Products of few rows with quantized weights: the time is that of reading
 // these, which is done once, and no number that they stand for is written.
 //
-// Integers of a group are summed up as they are, and the sum is scaled:
-//
-//   sum_k a[k] (q[k] - zero) scale = (sum_k a[k] q[k] - zero sum_k a[k]) scale
+// Integers of a group are summed up less their zero, and the sum is scaled.
 #ifndef TFO_CC_CORE_WEIGHT_ONLY_FEW_ROWS_H_
 #define TFO_CC_CORE_WEIGHT_ONLY_FEW_ROWS_H_
 
@@ -27,12 +25,11 @@ constexpr std::int64_t kWeightTasksOfWorker = 4;
 // More rows are worth writing the numbers for.
 constexpr std::int64_t kFewWeightRows = 16;
 
-// a as numbers, and its sums.
+// a as numbers, with zeros behind each row.
 struct RowsOfRuns {
   float* data;  // [rows, pitch]
   std::int64_t rows, pitch;
   WeightRuns runs;
-  float* sums;  // [rows, runs], of a
 
   const float* Row(std::int64_t i, std::int64_t k) const {
     return data + i * pitch + k;
@@ -45,30 +42,18 @@ bool Prepare(const WeightOnlyMatMulArgs& args, const WeightRuns& runs,
              const Scratch& scratch, RowsOfRuns* out) {
   constexpr std::int64_t lanes = kLanes<float>;
   const std::int64_t depth = args.weights.depth;
-  out->rows = args.rows;
-  out->pitch = CeilDiv(depth, lanes) * lanes;
-  out->data = scratch.Allocate<float>(args.rows * out->pitch);
-  out->runs = runs;
-  out->sums = scratch.Allocate<float>(args.rows * runs.count);
-  if (out->data == nullptr || out->sums == nullptr) return false;
+  const std::int64_t pitch = CeilDiv(depth, lanes) * lanes;
+  float* const data = scratch.Allocate<float>(args.rows * pitch);
+  if (data == nullptr) return false;
   for (std::int64_t i = 0; i < args.rows; ++i) {
     const T* const from = static_cast<const T*>(args.a) + i * depth;
-    float* const row = out->data + i * out->pitch;
-    for (std::int64_t r = 0; r < runs.count; ++r) {
-      const WeightRun& run = runs.data[r];
-      Vec<float> sum{};
-      for (std::int64_t k = run.begin; k < run.end; k += lanes) {
-        const int n = static_cast<int>(Min(run.end - k, lanes));
-        const Vec<float> v =
-            n == lanes ? LoadAs(from + k) : LoadAsPartial(from + k, n);
-        Store(row + k, v);
-        sum += v;
-      }
-      float total = 0;
-      for (int l = 0; l < lanes; ++l) total += sum[l];
-      out->sums[i * runs.count + r] = total;
+    for (std::int64_t k = 0; k < depth; k += lanes) {
+      const int n = static_cast<int>(Min(depth - k, lanes));
+      Store(data + i * pitch + k,
+            n == lanes ? LoadAs(from + k) : LoadAsPartial(from + k, n));
     }
   }
+  *out = {data, args.rows, pitch, runs};
   return true;
 }
 
@@ -95,10 +80,12 @@ struct IntegerBlock {
   }
 };
 
-// Adds a run's integers of [depth, columns] times kRows rows of a to the sums.
+// Adds a run's integers of [depth, columns], less their zeros, times kRows rows
+// of a to the sums.
 template <Packing kPacking, bool kSigned, int kRows, int kVectors, bool kWhole>
 TFO_INLINE void AddRun(const IntegerBlock& b, const RowsOfRuns& a,
                        std::int64_t row, const WeightRun& run,
+                       const Vec<float> (&zeros)[kVectors],
                        Vec<float> (&sums)[kRows][kVectors]) {
   constexpr std::int64_t lanes = kLanes<float>;
   constexpr bool kAcross = kPacking == Packing::kAcrossRows;
@@ -111,10 +98,11 @@ TFO_INLINE void AddRun(const IntegerBlock& b, const RowsOfRuns& a,
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       const std::int64_t n = kWhole ? lanes : b.n - v * lanes;
-      if (!kWhole && n <= 0)
-        q[v] = Vec<float>{};
-      else
-        q[v] = LoadIntegers<kBits, kSigned>(from, b.column + v * lanes, n);
+      q[v] = Vec<float>{};
+      if (kWhole || n > 0) {
+        q[v] = LoadIntegers<kBits, kSigned>(from, b.column + v * lanes, n) -
+               zeros[v];
+      }
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
@@ -145,23 +133,23 @@ void AddScaledRun(const QuantizedWeights& w, const IntegerBlock& b,
                   float* tile, std::int64_t pitch) {
   constexpr std::int64_t lanes = kLanes<float>;
   const WeightRun& run = a.runs.data[r];
-  Vec<float> sums[kRows][kVectors]{};
-  AddRun<kPacking, kSigned, kRows, kVectors, kWhole>(b, a, row, run, sums);
   const std::int64_t at = run.group * w.columns + b.column;
-  for (int v = 0; v < kVectors; ++v) {
-    const std::int64_t n = Min(b.n - v * lanes, lanes);
-    if (n <= 0) break;
-    const auto load = [&](const float* p) TFO_INLINE_LAMBDA {
-      return n == lanes ? Load(p + v * lanes)
-                        : LoadPartial(p + v * lanes, static_cast<int>(n));
-    };
-    const Vec<float> scale = load(w.scale + at);
-    const Vec<float> zero =
-        w.zero == nullptr ? Vec<float>{} : load(w.zero + at);
+  const auto load = [&](const float* p, int v) TFO_INLINE_LAMBDA {
+    const std::int64_t n = b.n - v * lanes;
+    return kWhole || n >= lanes ? Load(p + at + v * lanes)
+           : n > 0 ? LoadPartial(p + at + v * lanes, static_cast<int>(n))
+                   : Vec<float>{};
+  };
+  Vec<float> zeros[kVectors]{}, sums[kRows][kVectors]{};
+  for (int v = 0; w.zero != nullptr && v < kVectors; ++v)
+    zeros[v] = load(w.zero, v);
+  AddRun<kPacking, kSigned, kRows, kVectors, kWhole>(b, a, row, run, zeros,
+                                                     sums);
+  for (int v = 0; v < kVectors && b.n > v * lanes; ++v) {
+    const Vec<float> scale = load(w.scale, v);
     for (int i = 0; i < kRows; ++i) {
-      const float x = a.sums[(row + i) * a.runs.count + r];
       float* const to = tile + i * pitch + v * lanes;
-      Store(to, Load(to) + (sums[i][v] - zero * x) * scale);
+      Store(to, Load(to) + sums[i][v] * scale);
     }
   }
 }
@@ -178,10 +166,12 @@ void DotRuns(const QuantizedWeights& w, const std::uint8_t* numbers,
   constexpr std::int64_t kOfLine = kAlong ? 128 : 64;
   constexpr int kMemoryRows = kAcross ? CeilDiv(kCount, 2) : kCount;
   Vec<float> totals[kRows][kCount]{};
-  float zeros[kRows][kCount]{};
   for (std::int64_t r = 0; r < a.runs.count; ++r) {
     const WeightRun& run = a.runs.data[r];
-    Vec<float> sums[kRows][kCount]{};
+    const auto at = [&](int j) { return (column + j) * w.groups + run.group; };
+    Vec<float> zeros[kCount]{}, sums[kRows][kCount]{};
+    for (int j = 0; w.zero != nullptr && j < kCount; ++j)
+      zeros[j] = Splat(w.zero[at(j)]);
     const auto add = [&](std::int64_t k, std::int64_t n) TFO_INLINE_LAMBDA {
       if (k % kOfLine == 0) {
         // The columns that come next.
@@ -200,6 +190,7 @@ void DotRuns(const QuantizedWeights& w, const std::uint8_t* numbers,
           q[j] = LoadIntegers<kAlong ? Bits::kPairs : Bits::kBytes, kSigned>(
               numbers + j * pitch, k, n);
         }
+        q[j] -= zeros[j];
       }
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) {
@@ -212,20 +203,15 @@ void DotRuns(const QuantizedWeights& w, const std::uint8_t* numbers,
     for (; k + lanes <= run.end; k += lanes) add(k, lanes);
     if (k < run.end) add(k, run.end - k);
     for (int j = 0; j < kCount; ++j) {
-      const std::int64_t at = (column + j) * w.groups + run.group;
-      for (int i = 0; i < kRows; ++i) {
-        totals[i][j] += sums[i][j] * w.scale[at];
-        if (w.zero != nullptr)
-          zeros[i][j] +=
-              w.zero[at] * w.scale[at] * a.sums[(row + i) * a.runs.count + r];
-      }
+      const float scale = w.scale[at(j)];
+      for (int i = 0; i < kRows; ++i) totals[i][j] += sums[i][j] * scale;
     }
   }
   for (int i = 0; i < kRows; ++i) {
     for (int j = 0; j < kCount; ++j) {
       float total = 0;
       for (int l = 0; l < lanes; ++l) total += totals[i][j][l];
-      tile[i * tile_pitch + j] = total - zeros[i][j];
+      tile[i * tile_pitch + j] = total;
     }
   }
 }

@@ -46,6 +46,11 @@ struct WeightOnlyMatMulArgs {
 using WeightOnlyMatMulFunction = bool(const WeightOnlyMatMulArgs&,
                                       const Parallel&, const Scratch&);
 
+// The numbers that weights stand for, [depth, columns] or [columns, depth] as
+// the integers are. False when scratch memory ran out.
+using DequantizeFunction = bool(DType, const QuantizedWeights&, void* to,
+                                const Parallel&, const Scratch&);
+
 }  // namespace tfo
 
 #endif  // TFO_CC_CORE_WEIGHT_ONLY_MATMUL_H_

@@ -4,6 +4,7 @@
 #include "cc/core/dequantize.h"
 #include "cc/core/micro_kernel.h"
 #include "cc/core/shares.h"
+#include "cc/core/storage.h"
 #include "cc/core/weight_only_few_rows.h"
 
 namespace tfo::TFO_ISA {
@@ -14,7 +15,7 @@ namespace {
 
 // Of the columns that a worker has as numbers at a time.
 constexpr std::int64_t kColumnsBytes = 512 << 10;
-// Rows of so many read what they meet in parts of this.
+// So many rows are worth having all columns, of which they read some at a time.
 constexpr std::int64_t kWhole = 1024;
 constexpr std::int64_t kTasksOfWorker = 4;
 
@@ -22,11 +23,10 @@ template <class T>
 std::int64_t ColumnsTogether(const WeightOnlyMatMulArgs& args, int workers) {
   constexpr std::int64_t kWidth = kTileColumns<Accumulator<T>>;
   const QuantizedWeights& w = args.weights;
+  if (args.rows >= kWhole) return w.columns;
   const std::int64_t size = Max(w.depth, 1) * std::int64_t{sizeof(T)};
   const std::int64_t most =
-      args.rows >= kWhole
-          ? w.columns
-          : Min(kColumnsBytes / size, w.columns / (kTasksOfWorker * workers));
+      Min(kColumnsBytes / size, w.columns / (kTasksOfWorker * workers));
   return Max(most / kWidth, 1) * kWidth;
 }
 
@@ -35,20 +35,11 @@ bool MultiplyNumbers(const WeightOnlyMatMulArgs& args, const WeightRuns& runs,
                      std::int64_t first, std::int64_t count,
                      const Parallel& parallel, const Scratch& scratch) {
   const QuantizedWeights& w = args.weights;
-  const ColumnsOfWeights<T> columns(w, runs, first, count);
   T* const numbers = scratch.Allocate<T>(w.depth * count);
-  float* const own =
-      scratch.Allocate<float>(columns.own_size() * parallel.num_workers);
-  if (numbers == nullptr || own == nullptr) return false;
-  const std::int64_t n = w.transposed ? w.depth : count;
-  constexpr std::int64_t kRowsTogether = 16;
-  auto dequantize = [&](std::int64_t task, int worker) {
-    const std::int64_t end = Min((task + 1) * kRowsTogether, columns.rows());
-    for (std::int64_t i = task * kRowsTogether; i < end; ++i)
-      columns.Row(i, own + worker * columns.own_size(), numbers + i * n);
-  };
-  ParallelFor(parallel, CeilDiv(columns.rows(), kRowsTogether),
-              kRowsTogether * n / 4, dequantize);
+  if (numbers == nullptr ||
+      !DequantizeColumns(w, runs, first, count, numbers, parallel, scratch)) {
+    return false;
+  }
   const auto behind = [&](const void* p) {
     return p == nullptr ? nullptr : static_cast<const T*>(p) + first;
   };
@@ -89,19 +80,38 @@ bool Multiply(const WeightOnlyMatMulArgs& args, const Parallel& parallel,
       });
 }
 
+// Calls body(Storage<T>{}) for the type of numbers T.
+template <class Body>
+bool WithNumbers(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::kHalf:
+      return body(Storage<Half>{});
+    case DType::kBFloat16:
+      return body(Storage<BFloat16>{});
+    default:
+      return body(Storage<float>{});
+  }
+}
+
 }  // namespace
 
 bool WeightOnlyMatMul(const WeightOnlyMatMulArgs& args,
                       const Parallel& parallel, const Scratch& scratch) {
   if (args.rows == 0 || args.weights.columns == 0) return true;
-  switch (args.dtype) {
-    case DType::kHalf:
-      return Multiply<Half>(args, parallel, scratch);
-    case DType::kBFloat16:
-      return Multiply<BFloat16>(args, parallel, scratch);
-    default:
-      return Multiply<float>(args, parallel, scratch);
-  }
+  return WithNumbers(args.dtype, [&](auto storage) {
+    return Multiply<typename decltype(storage)::type>(args, parallel, scratch);
+  });
+}
+
+bool Dequantize(DType dtype, const QuantizedWeights& weights, void* to,
+                const Parallel& parallel, const Scratch& scratch) {
+  WeightRuns runs;
+  if (!runs.Find(weights, scratch)) return false;
+  return WithNumbers(dtype, [&](auto storage) {
+    using T = typename decltype(storage)::type;
+    return DequantizeColumns(weights, runs, 0, weights.columns,
+                             static_cast<T*>(to), parallel, scratch);
+  });
 }
 
 }  // namespace tfo::TFO_ISA

@@ -1,4 +1,5 @@
-// The kernel of WeightOnlyMatMulBiasAct on the CPU.
+// The kernels of WeightOnlyMatMulBiasAct and DequantizedWeights on the CPU.
+#include <utility>
 #include <vector>
 
 #include "cc/core/dispatch.h"
@@ -12,6 +13,13 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
+
+tfo::Packing PackingOf(const WeightLayout& layout) {
+  const int axis = layout.PackedAxis();
+  return axis == 0   ? tfo::Packing::kAcrossRows
+         : axis == 1 ? tfo::Packing::kAlongRows
+                     : tfo::Packing::kNone;
+}
 
 // The group of each of `depth` rows, from 0 up. Null: parts of equal size.
 absl::Status Groups(const Tensor* group, std::int64_t depth,
@@ -35,6 +43,52 @@ absl::Status Groups(const Tensor* group, std::int64_t depth,
   return absl::OkStatus();
 }
 
+// What the inputs b, scale, zero and group say, the latter kept in `group_of`.
+absl::Status ReadWeights(OpKernelContext* ctx, const WeightLayout& layout,
+                         bool is_signed, std::int64_t depth, const Tensor& b,
+                         const Tensor& scale, const Tensor* group,
+                         std::vector<std::int32_t>* group_of,
+                         tfo::QuantizedWeights* out) {
+  const Tensor* zero;
+  TF_RETURN_IF_ERROR(OptionalInput(ctx, "zero", &zero));
+  for (const auto& [name, tensor] : {std::pair{"b", &b}, {"scale", &scale}}) {
+    if (tensor->dims() != 2) {
+      return Invalid(name, " must have rank 2, got shape ",
+                     tensor->shape().DebugString());
+    }
+  }
+  const int depth_axis = layout.transpose_b ? 1 : 0;
+  const std::int64_t groups = scale.dim_size(depth_axis);
+  const std::int64_t columns = scale.dim_size(1 - depth_axis);
+  TensorShape bytes({depth, columns});
+  if (layout.transpose_b) bytes = TensorShape({columns, depth});
+  if (const int packed = layout.PackedAxis(); packed >= 0)
+    bytes.set_dim(packed, (bytes.dim_size(packed) + 1) / 2);
+  TF_RETURN_IF_ERROR(
+      CheckShape("b", b, "the bytes that the others tell", bytes));
+  if (depth > 0 && groups == 0) {
+    return Invalid("scale must have a group, got shape ",
+                   scale.shape().DebugString());
+  }
+  if (zero != nullptr)
+    TF_RETURN_IF_ERROR(CheckShape("zero", *zero, "scale", scale.shape()));
+  TF_RETURN_IF_ERROR(Groups(group, depth, groups, group_of));
+  *out = {depth,
+          columns,
+          groups,
+          layout.transpose_b,
+          is_signed,
+          PackingOf(layout),
+          static_cast<const std::uint8_t*>(b.data()),
+          static_cast<const float*>(scale.data()),
+          static_cast<const float*>(DataOrNull(zero)),
+          group_of->data()};
+  return absl::OkStatus();
+}
+
+template <class Tb>
+constexpr bool kIsSigned = std::is_same_v<Tb, std::int8_t>;
+
 template <class T, class Tb>
 class WeightOnlyMatMulOp : public tensorflow::OpKernel {
  public:
@@ -46,65 +100,42 @@ class WeightOnlyMatMulOp : public tensorflow::OpKernel {
 
  private:
   absl::Status Run(OpKernelContext* ctx) const {
-    const Tensor &a = ctx->input(0), &b = ctx->input(1), &scale = ctx->input(2);
-    const Tensor *zero, *group, *bias;
-    TF_RETURN_IF_ERROR(OptionalInput(ctx, "zero", &zero));
+    const Tensor& a = ctx->input(0);
+    const Tensor *group, *bias;
     TF_RETURN_IF_ERROR(OptionalInput(ctx, "group", &group));
     TF_RETURN_IF_ERROR(OptionalInput(ctx, "bias", &bias));
     if (a.dims() < 2) {
       return Invalid("a must have rank 2 or more, got shape ",
                      a.shape().DebugString());
     }
-    for (const auto& [name, tensor] : {std::pair{"b", &b}, {"scale", &scale}}) {
-      if (tensor->dims() != 2) {
-        return Invalid(name, " must have rank 2, got shape ",
-                       tensor->shape().DebugString());
-      }
-    }
-    const int last = a.dims() - 1, depth_axis = attrs_.transpose_b ? 1 : 0;
+    const int last = a.dims() - 1;
     const std::int64_t depth = a.dim_size(last);
-    const std::int64_t groups = scale.dim_size(depth_axis);
-    const std::int64_t columns = scale.dim_size(1 - depth_axis);
-    TensorShape bytes({depth, columns});
-    if (attrs_.transpose_b) bytes = TensorShape({columns, depth});
-    if (const int packed = attrs_.PackedAxis(); packed >= 0)
-      bytes.set_dim(packed, (bytes.dim_size(packed) + 1) / 2);
-    TF_RETURN_IF_ERROR(
-        CheckShape("b", b, "the bytes that a and scale tell", bytes));
-    if (depth > 0 && groups == 0) {
-      return Invalid("scale must have a group, got shape ",
-                     scale.shape().DebugString());
-    }
-    if (zero != nullptr)
-      TF_RETURN_IF_ERROR(CheckShape("zero", *zero, "scale", scale.shape()));
     if (group != nullptr) {
       TF_RETURN_IF_ERROR(CheckShape("group", *group, "the inner dimension of a",
                                     TensorShape({depth})));
     }
+    std::vector<std::int32_t> group_of;
+    tfo::QuantizedWeights weights;
+    TF_RETURN_IF_ERROR(ReadWeights(ctx, attrs_.layout, kIsSigned<Tb>, depth,
+                                   ctx->input(1), ctx->input(2), group,
+                                   &group_of, &weights));
     if (bias != nullptr) {
       TF_RETURN_IF_ERROR(CheckShape("bias", *bias,
                                     "the output's last dimension",
-                                    TensorShape({columns})));
+                                    TensorShape({weights.columns})));
     }
-    std::vector<std::int32_t> group_of;
-    TF_RETURN_IF_ERROR(Groups(group, depth, groups, &group_of));
     TensorShape shape = a.shape();
-    TF_RETURN_IF_ERROR(shape.SetDimWithStatus(last, columns));
+    TF_RETURN_IF_ERROR(shape.SetDimWithStatus(last, weights.columns));
     std::int64_t rows = 1;
     for (int i = 0; i < last; ++i) rows *= a.dim_size(i);
-    tfo::WeightOnlyMatMulArgs args{
-        kDType<T>,
-        rows,
-        {depth, columns, groups, attrs_.transpose_b,
-         std::is_same_v<Tb, std::int8_t>, PackingOf(attrs_.PackedAxis()),
-         static_cast<const std::uint8_t*>(b.data()),
-         static_cast<const float*>(scale.data()),
-         static_cast<const float*>(DataOrNull(zero)), group_of.data()},
-        attrs_.activation.activation,
-        attrs_.activation.alpha,
-        a.data(),
-        DataOrNull(bias),
-        nullptr};
+    tfo::WeightOnlyMatMulArgs args{kDType<T>,
+                                   rows,
+                                   weights,
+                                   attrs_.activation.activation,
+                                   attrs_.activation.alpha,
+                                   a.data(),
+                                   DataOrNull(bias),
+                                   nullptr};
     TF_RETURN_IF_ERROR(Output(ctx, {}, 0, shape, &args.y));
     ScratchOwner scratch(ctx);
     return tfo::ActiveKernels().weight_only_matmul(args, ParallelOf(ctx),
@@ -113,28 +144,64 @@ class WeightOnlyMatMulOp : public tensorflow::OpKernel {
                : OutOfScratch();
   }
 
-  static tfo::Packing PackingOf(int axis) {
-    return axis == 0   ? tfo::Packing::kAcrossRows
-           : axis == 1 ? tfo::Packing::kAlongRows
-                       : tfo::Packing::kNone;
-  }
-
   WeightOnlyMatMulAttrs attrs_;
 };
 
-#define TFO_REGISTER_WEIGHT_ONLY_MATMUL(T, Tb)                       \
+template <class T, class Tb>
+class DequantizedWeightsOp : public tensorflow::OpKernel {
+ public:
+  explicit DequantizedWeightsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadWeightLayout(ctx, &layout_));
+  }
+
+  void Compute(OpKernelContext* ctx) override { OP_REQUIRES_OK(ctx, Run(ctx)); }
+
+ private:
+  absl::Status Run(OpKernelContext* ctx) const {
+    const Tensor& group = ctx->input(ctx->num_inputs() - 1);
+    if (group.dims() != 1) {
+      return Invalid("group must have rank 1, got shape ",
+                     group.shape().DebugString());
+    }
+    std::vector<std::int32_t> group_of;
+    tfo::QuantizedWeights weights;
+    TF_RETURN_IF_ERROR(ReadWeights(ctx, layout_, kIsSigned<Tb>,
+                                   group.dim_size(0), ctx->input(0),
+                                   ctx->input(1), &group, &group_of, &weights));
+    const TensorShape shape =
+        weights.transposed ? TensorShape({weights.columns, weights.depth})
+                           : TensorShape({weights.depth, weights.columns});
+    void* to;
+    TF_RETURN_IF_ERROR(Output(ctx, {}, 0, shape, &to));
+    if (shape.num_elements() == 0) return absl::OkStatus();
+    ScratchOwner scratch(ctx);
+    return tfo::ActiveKernels().dequantize(kDType<T>, weights, to,
+                                           ParallelOf(ctx), scratch.scratch())
+               ? absl::OkStatus()
+               : OutOfScratch();
+  }
+
+  WeightLayout layout_;
+};
+
+#define TFO_REGISTER_WEIGHTS(T, Tb)                                  \
   REGISTER_KERNEL_BUILDER(Name("TfFusedOps>WeightOnlyMatMulBiasAct") \
                               .Device(tensorflow::DEVICE_CPU)        \
                               .TypeConstraint<T>("T")                \
                               .TypeConstraint<Tb>("Tb"),             \
-                          WeightOnlyMatMulOp<T, Tb>)
-#define TFO_REGISTER_WEIGHT_ONLY_MATMULS(T)        \
-  TFO_REGISTER_WEIGHT_ONLY_MATMUL(T, std::int8_t); \
-  TFO_REGISTER_WEIGHT_ONLY_MATMUL(T, std::uint8_t)
+                          WeightOnlyMatMulOp<T, Tb>);                \
+  REGISTER_KERNEL_BUILDER(Name("TfFusedOps>DequantizedWeights")      \
+                              .Device(tensorflow::DEVICE_CPU)        \
+                              .TypeConstraint<T>("T")                \
+                              .TypeConstraint<Tb>("Tb"),             \
+                          DequantizedWeightsOp<T, Tb>)
 
-TFO_REGISTER_WEIGHT_ONLY_MATMULS(Eigen::half);
-TFO_REGISTER_WEIGHT_ONLY_MATMULS(tensorflow::bfloat16);
-TFO_REGISTER_WEIGHT_ONLY_MATMULS(float);
+TFO_REGISTER_WEIGHTS(Eigen::half, std::int8_t);
+TFO_REGISTER_WEIGHTS(Eigen::half, std::uint8_t);
+TFO_REGISTER_WEIGHTS(tensorflow::bfloat16, std::int8_t);
+TFO_REGISTER_WEIGHTS(tensorflow::bfloat16, std::uint8_t);
+TFO_REGISTER_WEIGHTS(float, std::int8_t);
+TFO_REGISTER_WEIGHTS(float, std::uint8_t);
 
 }  // namespace
 }  // namespace tf_fused_ops

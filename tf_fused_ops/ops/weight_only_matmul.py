@@ -33,6 +33,9 @@ def weight_only_matmul_bias_act(
     in memory at a time, as numbers of a's dtype. That is what Keras computes after
     `quantize("int4")`, and what GPTQ and AWQ do.
 
+    Of few rows, up to 256 products with integers are added before they are scaled; so numbers of a
+    beyond some 1e33 may become infinite there.
+
     The gradients are those of the product with w, also by scale and zero; b has none.
 
     Args:
@@ -82,6 +85,50 @@ def weight_only_matmul_bias_act(
         alpha=alpha,
         name=name,
     )
+
+
+def dequantized_weights(b, scale, zero, group, transpose_b, bits, packed_axis, dtype, name=None):
+    """Computes the numbers of `weight_only_matmul_bias_act`'s weights.
+
+    Args:
+        b: As there, as are all but the following.
+        scale: A matrix.
+        zero: A matrix or None.
+        group: int32 [k].
+        transpose_b: Whether the dimensions of b, scale and zero, and of the result, are swapped.
+        bits: 8 or 4.
+        packed_axis: 0 or 1.
+        dtype: float16, bfloat16 or float32.
+        name: A name for the operation.
+
+    Returns:
+        Tensor [k, n], or [n, k] with transpose_b.
+    """
+    return ops.tf_fused_ops_dequantized_weights(
+        b=b,
+        scale=scale,
+        zero=[] if zero is None else [zero],
+        group=group,
+        transpose_b=transpose_b,
+        bits=bits,
+        packed_axis=packed_axis,
+        T=dtype,
+        name=name,
+    )
+
+
+def stock_weights(op, values):
+    """Returns the output of `dequantized_weights` for values of its inputs in stock ops."""
+    b, scale, *zero, group = values
+    attributes = _gradient.attributes(op, *_ATTRIBUTES)
+    zero = zero[0] if zero else None
+    w = reference.weights(b, scale, zero, group, depth=tf.shape(group)[0], **attributes)
+    return tf.cast(w, op.get_attr("T"))
+
+
+@tf.RegisterGradient("TfFusedOps>DequantizedWeights")
+def _dequantized_weights_gradient(op, dw):
+    return _gradient.differentiate(lambda *values: [stock_weights(op, values)], op, [dw])
 
 
 def _bits(value):
