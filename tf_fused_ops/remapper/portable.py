@@ -300,6 +300,10 @@ def _weight_only_matmul(op):
     return [weight_only_matmul.stock(op, op.inputs)]
 
 
+def _dequantized_weights(op):
+    return [weight_only_matmul.stock_weights(op, op.inputs)]
+
+
 def _update_cache(op):
     return list(cache.stock(op, op.inputs))
 
@@ -329,6 +333,7 @@ _STOCK = {
     "TfFusedOps>RecurrentGrad": _recurrent_grad,
     "TfFusedOps>QuantizedMatMulBiasAct": _quantized_matmul,
     "TfFusedOps>WeightOnlyMatMulBiasAct": _weight_only_matmul,
+    "TfFusedOps>DequantizedWeights": _dequantized_weights,
     "TfFusedOps>Dropout": _dropout,
     "TfFusedOps>RandomWords": _random_words,
     "TfFusedOps>Softmax": _softmax,

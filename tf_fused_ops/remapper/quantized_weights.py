@@ -45,6 +45,11 @@ class Weights:
     group: tf.Tensor | None = None
     divisor: tf.Tensor | None = None
 
+    @property
+    def bits(self):
+        """Of an integer."""
+        return 8 if self.packed_axis is None else 4
+
 
 def find(w):
     """Returns the Weights that a matrix [depth, columns] stands for, or None.
@@ -60,6 +65,8 @@ def find(w):
     w, divisor = below, None
     if w.op.type == "RealDiv" and (column := _column(w.op.inputs[1])) is not None:
         w, divisor = w.op.inputs[0], column
+        if w.shape != below.shape:
+            return None
     w, transposed = _below_transpose(w)
     if w is None or w.shape.rank != 2:
         return None
@@ -71,6 +78,19 @@ def find(w):
     if unpacked is None:
         return None
     return Weights(*unpacked, divisor=divisor, scale_transposed=transposed, **scaling)
+
+
+def find_groups(w):
+    """Returns (the Weights whose groups of rows, or of columns, have scales and zeros of their own
+    and whose numbers are a matrix; whether that is [columns, depth]), or None."""
+    if w.op.type != "Mul" or w.shape.rank != 2 or not w.shape.is_fully_defined():
+        return None
+    for transposed in (False, True):
+        found = _grouped(w.op, 1 if transposed else 0)
+        unpacked = None if found is None else _integers(found[0], transposed)
+        if unpacked is not None:
+            return Weights(*unpacked, scale_transposed=transposed, **found[1]), transposed
+    return None
 
 
 def find_packed(table):
@@ -89,7 +109,7 @@ def _numbers(w, depth_axis):
     if op.type == "RealDiv" and depth_axis == 0:
         numbers, scale = op.inputs
         integers = _cast_integers(numbers)
-        if integers is None or scale.shape != w.shape[1:]:
+        if integers is None or integers.shape != w.shape or scale.shape != w.shape[1:]:
             return None
         return integers, {"scale": scale, "inverse": True}
     integers = _cast_integers(w)
@@ -106,7 +126,9 @@ def _grouped(op, depth_axis):
         integers, zero = _cast_integers(numbers), _gathered(_below_cast(zeros), depth_axis)
         if integers is None or zero is None or zero[1] is not scale[1]:
             continue
-        if integers.shape != op.outputs[0].shape or zero[0].shape != scale[0].shape:
+        if not integers.shape == scales.shape == op.outputs[0].shape:
+            continue
+        if zero[0].shape != scale[0].shape:
             continue
         group = {"group": scale[1]}
         return integers, {"scale": scale[0], "zero": zero[0]} | group
@@ -224,13 +246,27 @@ def _half(tensor, signed):
 
 
 def _reads_the_same(a, b):
-    """Returns whether two tensors are the value of one variable, with nothing between the reads."""
-    return (
+    """Returns whether two tensors are the value of one variable, with nothing between the reads.
+
+    What has to happen between them one of them waits for. In a graph that is being traced it does
+    so only later, but there the ops are in the order of the program.
+    """
+    same = (
         a.op.type == b.op.type == "ReadVariableOp"
         and a.op.inputs[0] is b.op.inputs[0]
         and a.dtype == b.dtype
         and set(a.op.control_inputs) == set(b.op.control_inputs)
     )
+    if not same:
+        return False
+    first, last = sorted(read.op._id for read in (a, b))
+    others = [op for op in a.op.inputs[0].consumers() if op.type != "ReadVariableOp"]
+    return not any(first < op._id < last or _passes_on(op) for op in others)
+
+
+def _passes_on(op):
+    """Returns whether other ops read a variable from an op."""
+    return any(t.dtype == tf.resource and t.consumers() for t in op.outputs)
 
 
 def _cast_integers(tensor):

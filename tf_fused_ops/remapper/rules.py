@@ -16,6 +16,7 @@ from tf_fused_ops.remapper import (
     conv_transpose,
     convolution,
     cross_entropy,
+    dequantized,
     dropout,
     elementwise,
     group_norm,
@@ -103,6 +104,7 @@ def _table():
     yield product.FewRowsMatMul()
     yield product.FewRowsBatchMatMul()
     yield lookup.PackedLookup()
+    yield dequantized.DequantizedWeights()
     yield max_pool.ReluMaxPool()
     yield attention.Attention()
     yield grouped_attention.GroupedAttention()

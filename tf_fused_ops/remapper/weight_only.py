@@ -49,10 +49,12 @@ class _WeightOnly:
         """Returns the attributes that tell what follows a product, and the end of that."""
         z = super().product(view, anchor)
         divided = quantized_chain.follow(view, z, "RealDiv")
-        divisor = None if divided is None else divided.op.inputs[1]
         form = {"divided": None, "gradient": None, "arguments": ()}
-        if divisor is not None and divided.op.inputs[0] is z and divisor.shape.rank is not None:
-            form["divided"], z = divisor.shape.rank, divided
+        if divided is not None and divided.op.inputs[0] is z:
+            rank = divided.op.inputs[1].shape.rank
+            # With more dimensions than the product it would give these to the result.
+            if None not in (rank, z.shape.rank) and rank <= z.shape.rank:
+                form["divided"], z = rank, divided
         gradient = quantized_chain.gradient_of(view, z)
         if gradient is not None:
             wrapped = quantized_chain.follow(view, z, quantized_chain.WRAPPER)
@@ -123,7 +125,7 @@ class _WeightOnly:
             group,
             [self.flat_bias(t) for t in self._optional(match, "bias")],
             transpose_b=weights.transposed,
-            bits=8 if weights.packed_axis is None else 4,
+            bits=weights.bits,
             packed_axis=weights.packed_axis or 0,
             activation=self.activation.name,
             name=match.fused_name(),
