@@ -159,6 +159,71 @@ class QuantizedOpCase(Case):
         return a, b, b_scale, bias, rng.normal(size=(*self.lead, self.m, self.n))
 
 
+@dataclasses.dataclass(frozen=True)
+class WeightOnlyOpCase(Case):
+    """A product of a [*lead, m, k] with weights [k, n] of 4 or 8 bits, as `b` has them in bytes."""
+
+    lead: tuple = ()
+    m: int = 5
+    k: int = 4
+    n: int = 3
+    bits: int = 4
+    packed_axis: int = 1
+    signed: bool = True
+    tb: bool = False
+    zero: bool = True
+    # Rows of one group, 0 for all; with "none" that of groups of equal size.
+    part: int = 0
+    # How the op learns the groups: "none", not at all; "parts", of neighbours and in any order;
+    # "any", of rows anywhere. Some count from the last group backwards.
+    group: str = "none"
+    bias: bool = True
+    act: str = "none"
+    dtype: str = "float32"
+
+    def attributes(self):
+        """Keyword arguments for the wrapper and for the reference."""
+        return {
+            "transpose_b": self.tb,
+            "bits": self.bits,
+            "packed_axis": self.packed_axis,
+            "activation": self.act,
+            "alpha": ALPHA,
+        }
+
+    def groups(self):
+        """How many there are."""
+        return max(1, -(-self.k // self.part)) if self.part else 1
+
+    def inputs(self, seed=0):
+        """Arrays a, bytes b, scale, zero, int32 group, bias, None where one is missing, and dy;
+        float64 but for b and group. What no integer is in has any bits."""
+        rng = np.random.default_rng(seed)
+        a = rng.normal(size=(*self.lead, self.m, self.k))
+        sizes = [self.n, self.k] if self.tb else [self.k, self.n]
+        if self.bits == 4:
+            sizes[self.packed_axis] = -(-sizes[self.packed_axis] // 2)
+        b = rng.integers(0, 256, sizes, np.uint8)
+        if b.size >= 256:
+            b.reshape(-1)[rng.permutation(b.size)[:256]] = np.arange(256)
+        shape = (self.n, self.groups()) if self.tb else (self.groups(), self.n)
+        # Weights are about as large as those of layers.
+        scale = rng.uniform(0.5, 1.5, shape) / (2 ** (self.bits - 2) * np.sqrt(max(1, self.k)))
+        middle = 0 if self.signed else 2 ** (self.bits - 1)
+        zero = middle + rng.uniform(-3, 3, shape) if self.zero else None
+        group = None
+        if self.group != "none":
+            parts = np.arange(self.k) // max(1, self.part or self.k)
+            group = rng.permutation(self.groups())[parts]
+            if self.group == "any":
+                group = rng.permutation(group)
+            back = rng.integers(0, 2, self.groups())[group] * self.groups()
+            group = (group - back).astype(np.int32)
+        bias = rng.normal(size=self.n) if self.bias else None
+        dy = rng.normal(size=(*self.lead, self.m, self.n))
+        return a, b.view(np.int8) if self.signed else b, scale, zero, group, bias, dy
+
+
 def pairwise(factors, allowed=lambda row: True, seed=0):
     """Rows that hold every allowed pair of values of any two factors at least once.
 
@@ -367,6 +432,49 @@ def quantized_matmul_cases():
         m, k, n = row.pop("shape")
         rows.append({**row, "m": m, "k": k, "n": n})
     return [QuantizedOpCase(**row) for row in rows]
+
+
+def weight_only_cases():
+    """Pairwise over sizes around those of vectors, few and many rows, half bytes and groups; some
+    of several slices of columns."""
+    integers = {
+        "bits": (4, 8),
+        "packed_axis": (1, 0),
+        "signed": (True, False),
+        "zero": (True, False),
+        "tb": (False, True),
+        "group": ("none", "parts", "any"),
+        "part": (0, 16, 32, 7, 1, 64),
+    }
+    factors = {
+        "k": (1, 2, 3, 15, 16, 17, 31, 32, 64, 65, 128, 131, 0),
+        "n": (1, 2, 3, 15, 16, 17, 33, 64, 65, 67, 130, 0),
+        "m": (1, 2, 3, 4, 5, 7, 15, 16, 17, 40, 100, 0),
+        "dtype": QUANTIZED_DTYPES,
+        "act": ACTIVATIONS,
+        "lead": ((), (1,), (3,), (2, 2), (0,)),
+        "bias": (True, False),
+        **integers,
+    }
+    # Several slices of columns, of some threads or all at once; rows as one that lie far apart.
+    large = {
+        "shape": (
+            (1, 3001, 331),
+            (3, 1024, 1101),
+            (16, 2049, 130),
+            (17, 3001, 331),
+            (40, 515, 1030),
+            (1030, 130, 301),
+        ),
+        "dtype": QUANTIZED_DTYPES,
+        "act": ("none", "gelu_tanh"),
+        **integers,
+    }
+    rows = pairwise(factors)
+    for row in pairwise(large):
+        m, k, n = row.pop("shape")
+        rows.append({**row, "m": m, "k": k, "n": n})
+    return [WeightOnlyOpCase(**row) for row in rows]
 
 
 def away_from_kinks(make, argument, activation, distance=0.01, attempts=2000):

@@ -18,6 +18,7 @@ from tf_fused_ops.ops import (
     quantized_matmul_bias_act,
     reference,
     simple_rnn,
+    weight_only_matmul_bias_act,
 )
 
 CONV = cases.ConvCase(
@@ -25,6 +26,7 @@ CONV = cases.ConvCase(
 )
 MATMUL = cases.MatMulCase(lead=(2,), m=2, k=3, n=2, ta=True, side=True, dtype="float64")
 QUANTIZED_MATMUL = cases.QuantizedOpCase(lead=(2,), m=2, k=3, n=2)
+WEIGHT_ONLY_MATMUL = cases.WeightOnlyOpCase(lead=(2,), m=2, k=3, n=2, part=2, group="any")
 BATCH_NORM = cases.BatchNormCase(sizes=(3, 2), channels=2, side=True, dtype="float64")
 ACT = cases.ActCase(shape=(3, 5), dtype="float64")
 RECURRENT_CELLS = {"rnn": simple_rnn, "gru": gru, "lstm": lstm}
@@ -52,6 +54,8 @@ def problem(form, act, alpha=cases.ALPHA, seed=0):
         return recurrent_problem(form, act, seed)
     if form == "quantized_matmul":
         return quantized_matmul_problem(act, alpha, seed)
+    if form == "weight_only_matmul":
+        return weight_only_matmul_problem(act, alpha, seed)
     contractions = {
         **{"conv": CONV, "conv_groups": GROUPED_CONV, "conv_scale": CONV},
         **{"conv_transpose": CONV_TRANSPOSE, "matmul": MATMUL},
@@ -192,6 +196,32 @@ def quantized_matmul_problem(act, alpha=cases.ALPHA, seed=0):
         return reference.act(z + bias, act, alpha)
 
     return fused, stock, [tf.constant(a), tf.constant(bias)], tf.constant(dy)
+
+
+def weight_only_matmul_problem(act, alpha=cases.ALPHA, seed=0, case=WEIGHT_ONLY_MATMUL):
+    """The same of a product with quantized weights, the inputs being a, scale, zero and bias."""
+    attributes = {**case.attributes(), "activation": act, "alpha": alpha}
+
+    def inputs_of(i):
+        values = case.inputs(seed + i)
+        return [v.astype(np.float32) if np.asarray(v).dtype == np.float64 else v for v in values]
+
+    def argument(inputs):
+        given = [None if v is None else tf.constant(v) for v in inputs[:-1]]
+        plain = attributes | {"activation": "none"}
+        return reference.weight_only_matmul_bias_act(*given, **plain)
+
+    a, b, scale, zero, group, bias, dy = cases.away_from_kinks(inputs_of, argument, act)
+
+    def fused(a, scale, zero, bias):
+        return weight_only_matmul_bias_act(a, b, scale, zero, group, bias, **attributes)
+
+    def stock(a, scale, zero, bias):
+        # As gathered, they would have slices for gradients.
+        scale, zero = 1.0 * scale, 1.0 * zero
+        return reference.weight_only_matmul_bias_act(a, b, scale, zero, group, bias, **attributes)
+
+    return fused, stock, [tf.constant(v) for v in (a, scale, zero, bias)], tf.constant(dy)
 
 
 def gradients_of(function, inputs, dy):

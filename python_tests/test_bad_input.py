@@ -17,6 +17,7 @@ from bad_calls import (
     QUANTIZED_MATMUL,
     SOFTMAX,
     UPDATE_CACHE,
+    WEIGHT_ONLY_MATMUL,
     dtype_of,
 )
 
@@ -37,6 +38,7 @@ from tf_fused_ops.ops import (
     softmax,
     sparse_softmax_cross_entropy,
     update_cache,
+    weight_only_matmul_bias_act,
 )
 
 RNN = {
@@ -68,6 +70,10 @@ OPS = {
     ),
     "matmul": (matmul_bias_act, MATMUL),
     "quantized_matmul": (quantized_matmul_bias_act, QUANTIZED_MATMUL),
+    "weight_only_matmul": (
+        functools.partial(weight_only_matmul_bias_act, bits=4),
+        WEIGHT_ONLY_MATMUL,
+    ),
     "batch_norm": (batch_norm_act, BATCH_NORM),
     "layer_norm": (layer_norm, LAYER_NORM),
     "group_norm": (functools.partial(group_norm_act, groups=3), GROUP_NORM),
@@ -184,6 +190,35 @@ WRONG_SHAPES = [
         for v in values
     ],
     ("quantized_matmul", {"transpose_b": True}, "b|b_scale"),
+    *[
+        ("weight_only_matmul", {name: v}, names)
+        for name, names, values in (
+            ("a", "a must have rank", ((), (6,))),
+            ("a", "group|b (must|has)", ((2, 5, 7), (5, 0))),
+            ("b", "b must have rank", ((), (12,), (1, 6, 2))),
+            ("b", "b (must|has)", ((5, 2), (7, 2), (0, 2), (6, 1), (6, 3), (6, 4), (6, 0), (3, 4))),
+            ("scale", "scale must have rank", ((), (1, 3, 4))),
+            ("scale", "zero|scale", ((4,), (2, 4), (3, 5), (3, 1), (0, 4), (4, 3))),
+            ("zero", "zero", ((), (4,), (1, 4), (3, 5), (3, 1), (4, 3), (3, 4, 1))),
+            ("group", "group", ((), (5,), (7,), (1,), (0,), (6, 1))),
+            ("bias", "bias", ((), (1,), (3,), (8,), (4, 1))),
+        )
+        for v in values
+    ],
+    ("weight_only_matmul", {"transpose_b": True}, "b (must|has)|group|bias"),
+    ("weight_only_matmul", {"packed_axis": 0}, "b (must|has)"),
+    ("weight_only_matmul", {"packed_axis": -2}, "b (must|has)"),
+    ("weight_only_matmul", {"bits": 8}, "b (must|has)"),
+    ("weight_only_matmul", {"scale": (0, 4), "zero": (0, 4)}, "scale must have a group"),
+    *[("weight_only_matmul", {"scale": (4,), "zero": v}, "zero|scale") for v in ((), (3,), (3, 4))],
+    *[
+        (
+            "weight_only_matmul",
+            {"b": (4, 3), "transpose_b": True, "scale": (4,), "zero": v},
+            "zero|scale",
+        )
+        for v in ((), (3,), (4, 1))
+    ],
     ("layer_norm", {"x": ()}, "x"),
     ("layer_norm", {"x": (2, 5, 4)}, "scale"),
     ("layer_norm", {"scale": (4,)}, "scale"),
@@ -291,7 +326,7 @@ WRONG_ATTRIBUTES = [
         (op, {"activation": v}, "activation")
         for op in (
             *("act", *CONVOLUTIONS, "matmul", "quantized_matmul", "batch_norm", "group_norm"),
-            *RECURRENT,
+            *("weight_only_matmul", *RECURRENT),
         )
         for v in ("swoosh", 3, "")
     ],
@@ -316,6 +351,14 @@ WRONG_ATTRIBUTES = [
     *[
         ("quantized_matmul", {"epsilon": v}, "epsilon")
         for v in ("two", None, 1e39, -1.0, float("nan"), float("inf"))
+    ],
+    *[
+        ("weight_only_matmul", {name: v}, name)
+        for name, values in {
+            "bits": (5, 0, -4, 16, 2**40, 4.0, "four", None),
+            "packed_axis": (2, -3, 2**40, 1.0, "one", None),
+        }.items()
+        for v in values
     ],
     *[("attention", {name: "two"}, name) for name in ("scale", "masked")],
     *[
@@ -360,6 +403,18 @@ WRONG_DTYPES = [
     *[("quantized_matmul", {"b": v}, "b") for v in (tf.float32, tf.uint8, tf.int32)],
     *[("quantized_matmul", {"b_scale": v}, "b_scale") for v in (tf.float64, tf.float16)],
     ("quantized_matmul", {"bias": tf.bfloat16}, "bias"),
+    *[
+        ("weight_only_matmul", {name: v}, name)
+        for name, values in {
+            "a": (tf.float64, tf.int8, tf.string),
+            "b": (tf.float32, tf.int32, tf.int16, tf.bool),
+            "scale": (tf.float64, tf.float16),
+            "zero": (tf.int8, tf.float64),
+            "group": (tf.int64, tf.float32),
+            "bias": (tf.bfloat16,),
+        }.items()
+        for v in values
+    ],
     ("group_norm", {"x": tf.int32}, "x"),
     ("softmax", {"x": tf.int32}, "x"),
     ("dropout", {"x": tf.int32}, "x"),
@@ -446,6 +501,7 @@ def test_dtypes(op, wrong, name, graph):
         *(("act", "x"), ("conv", "filters"), ("matmul", "b"), ("matmul", "a")),
         *(("conv_transpose", "x"), ("conv_transpose", "filters")),
         *itertools.product(["quantized_matmul"], ["a", "b", "b_scale"]),
+        *itertools.product(["weight_only_matmul"], ["a", "b", "scale"]),
         *itertools.product(["update_cache"], UPDATE_CACHE),
     ],
 )

@@ -15,6 +15,7 @@ from bad_calls import (
     QUANTIZED_MATMUL,
     SOFTMAX,
     UPDATE_CACHE,
+    WEIGHT_ONLY_MATMUL,
     dtype_of,
 )
 
@@ -29,6 +30,7 @@ CONV_TRANSPOSED = {
     **{"input": (2, 3, 3, 3), "filters": (3, 3, 4, 3), "activation": "relu"},
     **{"strides": [1, 2, 2, 1], "padding": "SAME"},
 }
+QUANTIZED, WEIGHT_ONLY = "quantized_mat_mul_bias_act", "weight_only_mat_mul_bias_act"
 TRANSPOSING = ("conv2d_transpose_bias_act", "conv2d_transpose_bias_act_grad")
 RAW = {
     "act": {"x": (2, 5), "activation": "mish"},
@@ -54,6 +56,11 @@ RAW = {
         "activation": "gelu_erf",
     },
     "quantized_mat_mul_bias_act": QUANTIZED_MATMUL | {"bias": [(4,)], "activation": "gelu_erf"},
+    "weight_only_mat_mul_bias_act": {
+        **WEIGHT_ONLY_MATMUL,
+        **{name: [WEIGHT_ONLY_MATMUL[name]] for name in ("zero", "group", "bias")},
+        **{"bits": 4, "activation": "gelu_erf"},
+    },
     "batch_norm_act_grad": {
         "dy": (2, 5, 3),
         "x": (2, 5, 3),
@@ -192,6 +199,26 @@ WRONG_RAW_CALLS = [
         )
         for v in values
     ],
+    *[
+        ("weight_only_mat_mul_bias_act", {name: v}, names)
+        for name, names, values in (
+            ("a", "a must have rank", ((), (6,))),
+            ("a", "(group|b (must|has).*)", ((2, 5, 7), (6, 5))),
+            ("b", "b must have rank", ((), (12,), (1, 6, 2))),
+            ("b", "b (must|has).*", ((5, 2), (7, 2), (6, 1), (6, 3), (6, 4), (2, 6))),
+            ("scale", "scale must have rank", ((), (4,), (1, 3, 4))),
+            ("scale", "(zero|scale)", ((2, 4), (3, 5), (0, 4), (4, 3))),
+            ("zero", "zero", ([()], [(4,)], [(1, 4)], [(3, 5)], [(3, 4)] * 2)),
+            ("group", "group", ([()], [(5,)], [(7,)], [(0,)], [(6, 1)], [(6,)] * 2)),
+            ("bias", "bias", ([()], [(1,)], [(1, 4)], [(8,)], [(4,)] * 2)),
+            ("bits", "bits", (5, 0, -4, 2**40)),
+            ("packed_axis", "packed_axis", (2, -1, -2, 2**40)),
+            ("packed_axis", "b (must|has).*", (0,)),
+            ("activation", "activation", ("swoosh", "")),
+        )
+        for v in values
+    ],
+    ("weight_only_mat_mul_bias_act", {"scale": (0, 4), "zero": []}, "scale must have a group"),
     ("batch_norm_act_grad", {"dy": (2, 5, 4)}, "dy"),
     ("batch_norm_act_grad", {"saved_mean": (4,)}, "saved_mean"),
     ("batch_norm_act_grad", {"saved_inv_std": ()}, "saved_inv_std"),
@@ -341,16 +368,18 @@ def test_sizes_that_no_shape_has(wrong, name):
 
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize(
-    ("name", "dtype"),
+    ("op", "name", "dtype"),
     [
-        *itertools.product(["a"], ["float64", "int8"]),
-        *itertools.product(["b"], ["uint8", "float32"]),
-        *itertools.product(["b_scale", "bias"], ["float16", "float64"]),
+        *itertools.product([QUANTIZED, WEIGHT_ONLY], ["a"], ["float64", "int8"]),
+        *itertools.product([QUANTIZED], ["b"], ["uint8", "float32"]),
+        *itertools.product([QUANTIZED], ["b_scale", "bias"], ["float16", "float64"]),
+        *itertools.product([WEIGHT_ONLY], ["b"], ["int16", "int32", "float32"]),
+        *itertools.product([WEIGHT_ONLY], ["scale", "zero", "bias"], ["float16", "float64"]),
+        *itertools.product([WEIGHT_ONLY], ["group"], ["int64", "float32"]),
     ],
 )
-def test_dtypes_of_products_with_8_bits(name, dtype, graph):
+def test_dtypes_of_products_with_few_bits(op, name, dtype, graph):
     """TensorFlow's own errors, of any kind: no op of another type runs."""
-    op = "quantized_mat_mul_bias_act"
     arguments = {k: ones(op, k, v) for k, v in RAW[op].items()}
     arguments[name] = tf.nest.map_structure(lambda v: tf.cast(v, dtype), arguments[name])
 
@@ -360,6 +389,34 @@ def test_dtypes_of_products_with_8_bits(name, dtype, graph):
 
     with pytest.raises((*ERRORS, TypeError, AssertionError)):
         (tf.function(call) if graph else call)()
+
+
+RIGHT = [0, 1, 2, -1, -2, -3]
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("known", ["eager", "rank", "nothing"])
+@pytest.mark.parametrize("at", [0, 3, 5])
+@pytest.mark.parametrize("number", [3, -4, 2**31 - 1, -(2**31)])
+def test_numbers_of_groups_that_there_are_not(number, at, known, rows):
+    """The error tells which one and where."""
+    tensors = {k: ones(WEIGHT_ONLY, k, v) for k, v in WEIGHT_ONLY_MATMUL.items()}
+    tensors["a"] = tf.ones((rows, 6))
+    tensors["group"] = tf.constant([*RIGHT[:at], number, *RIGHT[at + 1 :]])
+
+    @tf.autograph.experimental.do_not_convert
+    def call(zero, group, bias, **others):
+        return raw(WEIGHT_ONLY)(zero=[zero], group=[group], bias=[bias], bits=4, **others)
+
+    specs = {
+        k: tf.TensorSpec([None] * v.shape.rank if known == "rank" else None, v.dtype)
+        for k, v in tensors.items()
+    }
+    if known != "eager":
+        call = tf.function(call).get_concrete_function(**specs)
+    with pytest.raises(ERRORS, match=rf"group must be .*got {number} at {at}"):
+        call(**tensors)
+    assert call(**tensors | {"group": tf.constant(RIGHT)}).shape == (rows, 4)
 
 
 @pytest.mark.parametrize("op", RAW)

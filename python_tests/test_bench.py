@@ -32,6 +32,7 @@ from tf_fused_ops.bench.cases import (
     MatMulCase,
     QuantizedCase,
     RecurrentCase,
+    WeightOnlyCase,
 )
 from tf_fused_ops.bench.contest import Timing
 from tf_fused_ops.cli import main
@@ -282,6 +283,12 @@ def test_work_of_quantized_layers(dtype, size):
     assert work.limit_seconds(fast) == work.limit_seconds(ROOFS) == work.bytes / ROOFS.bytes
 
 
+@pytest.mark.parametrize(("bits", "read"), [(4, 480 // 2 + 5 * 4 * 20), (8, 480 + 4 * 20)])
+def test_work_of_weights_alone_quantized(bits, read):
+    case = WeightOnlyCase(m=3, k=24, n=20, bits=bits, group=6)
+    assert costs.work(case, "forward") == (3 * 480, 4 * 3 * (24 + 20) + read)
+
+
 def test_limit_is_the_larger_of_both():
     assert costs.Work(500_000, 1).limit_seconds(ROOFS) == pytest.approx(2e-6)
     assert costs.Work(1, 500_000).limit_seconds(ROOFS) == pytest.approx(1e-5)
@@ -369,6 +376,10 @@ def test_programs_take_bfloat16(peer, name):
         *((name, "float32") for name in table.GROUPS["quantized"]),
         ("quantized_odd", "float16"),
         ("quantized_odd", "bfloat16"),
+        *((name, "float32") for name in table.GROUPS["weight_only"]),
+        ("weight_only_odd", "float16"),
+        ("weight_only_odd", "bfloat16"),
+        ("weight_only_16_rows", "bfloat16"),
     ],
 )
 def test_quantized_layers_compute_the_same(name, dtype):
@@ -428,6 +439,28 @@ def test_quantized_program_is_what_keras_computes(act):
     layer.set_weights([kernel, np.linspace(-1, 1, 20)])
     layer.quantize("int8")
     inputs = tf.constant(a, tf.float32), layer._kernel, layer.kernel_scale, layer.bias
+    value = tensorflow_programs._forward(case)(*map(tf.convert_to_tensor, inputs))
+    np.testing.assert_allclose(value, layer(a.astype(np.float32)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weight_only_program_is_what_keras_computes(bits):
+    quantizers = pytest.importorskip("keras.src.quantizers.quantization_config")
+    import keras
+
+    case = WeightOnlyCase(7, 48, 20, bits, group=16, act="silu")
+    a, kernel = (np.random.default_rng(i).normal(size=s) for i, s in ((0, (7, 48)), (1, (48, 20))))
+    layer = keras.layers.Dense(20, activation="silu")
+    layer.build(a.shape)
+    layer.set_weights([kernel, np.linspace(-1, 1, 20)])
+    options = (
+        quantizers.Int4QuantizationConfig(block_size=16)
+        if bits == 4
+        else quantizers.Int8QuantizationConfig(activation_quantizer=None)
+    )
+    layer.quantize(config=options)
+    groups = [layer.kernel_zero, tf.cast(layer.g_idx, tf.int32)] if bits == 4 else []
+    inputs = tf.constant(a, tf.float32), layer._kernel, layer.kernel_scale, *groups, layer.bias
     value = tensorflow_programs._forward(case)(*map(tf.convert_to_tensor, inputs))
     np.testing.assert_allclose(value, layer(a.astype(np.float32)), rtol=1e-5, atol=1e-5)
 
@@ -510,8 +543,9 @@ def test_list(capsys):
     assert main(["bench", "--list", "--cases", "batch_norm", "*_short", "*_odd", "resnet50"]) == 0
     printed = capsys.readouterr().out.splitlines()
     short = ["lstm_short", "gru_short"]
+    odd = ["quantized_odd", "weight_only_odd"]
     names = [line.split()[0] for line in printed]
-    assert names == [*table.GROUPS["batch_norm"], *short, "quantized_odd", "resnet50"]
+    assert names == [*table.GROUPS["batch_norm"], *short, *odd, "resnet50"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tf_fused_ops import _library
 from tf_fused_ops.ops import (
     act, attention, batch_norm_act, conv2d_bias_act, conv2d_transpose_bias_act, dropout,
     group_norm_act, gru, layer_norm, lstm, matmul_bias_act, quantized_matmul_bias_act, softmax,
-    sparse_softmax_cross_entropy, update_cache,
+    sparse_softmax_cross_entropy, update_cache, weight_only_matmul_bias_act,
 )
 
 rng = np.random.default_rng(0)
@@ -85,6 +85,17 @@ for dtype in ("float32", "bfloat16"):
             lambda a, bias: quantized_matmul_bias_act(a, weights, b_scale, bias, "gelu"),
             tensor(dtype, rows, depth), tensor(dtype, columns),
         )
+    # Few rows, which meet the integers, and others, for which these become numbers.
+    for rows, depth, columns in ((3, 1027, 555), (70, 605, 333)):
+        weights = tf.constant(rng.integers(-128, 128, (depth, (columns + 1) // 2)), tf.int8)
+        group = tf.range(depth) // 64
+        show(
+            lambda a, scale, zero, bias: weight_only_matmul_bias_act(
+                a, weights, scale / 100, zero, group, bias, "gelu", bits=4
+            ),
+            tensor(dtype, rows, depth), tensor("float32", -(-depth // 64), columns),
+            tensor("float32", -(-depth // 64), columns), tensor(dtype, columns),
+        )
     show(
         layer_norm, tensor(dtype, 5, 301, 203), tensor("float32", 203), tensor("float32", 203)
     )
@@ -127,7 +138,7 @@ for dtype in ("float32", "bfloat16"):
 def test_bitwise_equal_for_any_number_of_threads_and_from_run_to_run(run_python):
     first, *others = (run_python(PROGRAM, *ISAS, threads=threads) for threads in (1, 2, 3))
     lines = [line.split() for line in first.splitlines()]
-    assert [line[0] for line in lines] == ISAS * 70
+    assert [line[0] for line in lines] == ISAS * 74
     assert all(len(line) == 2 for line in lines), first
     for other in others:
         assert other == first

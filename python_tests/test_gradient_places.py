@@ -24,6 +24,8 @@ PLACES = [
     ("rnn", "relu"),
     ("quantized_matmul", "relu"),
     ("quantized_matmul", "silu"),
+    ("weight_only_matmul", "relu"),
+    ("weight_only_matmul", "silu"),
 ]
 
 
