@@ -1,0 +1,218 @@
+"""Weights of 4 and 8 bits as numbers: the op, and where the pass puts it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from cases import QUANTIZED_DTYPES, WeightOnlyOpCase
+from remapping import op_counts
+from test_weight_only_matmul import tensors, weights, wide
+from tolerances import UNIT
+
+import tf_fused_ops as tfo
+from tf_fused_ops import _library
+from tf_fused_ops.ops import reference
+from tf_fused_ops.ops.weight_only_matmul import dequantized_weights
+from tf_fused_ops.remapper import convert
+
+CASES = [
+    WeightOnlyOpCase(
+        k=k, n=n, bits=bits, packed_axis=axis, signed=signed, tb=tb, zero=zero, part=16, group=group
+    )
+    for k, n in ((1, 1), (49, 67), (130, 33))
+    for bits, axis in ((8, 0), (4, 0), (4, 1))
+    for signed, zero, group in ((True, True, "parts"), (False, True, "any"), (True, False, "any"))
+    for tb in (False, True)
+]
+
+
+def inputs(case):
+    """Returns b, scale, zero and group."""
+    return tensors(case)[1:5]
+
+
+def op(case, b, scale, zero, group, dtype="float32"):
+    return dequantized_weights(
+        b, scale, zero, group, case.tb, case.bits, case.packed_axis, tf.as_dtype(dtype)
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_numbers(case, isa):
+    given = inputs(case)
+    exact = weights(case, *given)
+    for dtype in QUANTIZED_DTYPES:
+        w = op(case, *given, dtype)
+        assert w.dtype == dtype
+        # Rounded as zero is taken, as it is scaled, and as the result is stored.
+        size = np.abs(exact).max()
+        expected = exact.T if case.tb else exact
+        np.testing.assert_allclose(
+            wide(w), expected, rtol=UNIT[dtype] + 2 * UNIT["float32"], atol=UNIT["float32"] * size
+        )
+    assert _library.isa() == isa
+
+
+@pytest.mark.parametrize("tb", [False, True])
+def test_gradients(tb):
+    case = WeightOnlyOpCase(k=37, n=19, tb=tb, part=16, group="any")
+    b, scale, zero, group = inputs(case)
+    sources = tf.constant(scale), tf.constant(zero)
+    dw = tf.random.normal([19, 37] if tb else [37, 19])
+
+    def gradients(function):
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            w = function(b, *sources, group)
+        return [tf.convert_to_tensor(g) for g in tape.gradient(w, sources, dw)]
+
+    def stock(b, scale, zero, group):
+        return reference.weights(
+            b, scale, zero, group, depth=37, transpose_b=tb, bits=4, packed_axis=1
+        )
+
+    for found, expected in zip(gradients(lambda *x: op(case, *x)), gradients(stock), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("b", lambda b, s, z, g: (b[:-1], s, z, g)),
+        ("b", lambda b, s, z, g: (b[0], s, z, g)),
+        ("scale", lambda b, s, z, g: (b, s[0], z, g)),
+        ("zero", lambda b, s, z, g: (b, s, z[:, :-1], g)),
+        ("group", lambda b, s, z, g: (b, s, z, g + 3)),
+        ("group", lambda b, s, z, g: (b, s, z, g[None])),
+        ("scale", lambda b, s, z, g: (b, s[:0], z[:0], g)),
+    ],
+)
+def test_bad_input(name, change, known):
+    case = WeightOnlyOpCase(k=37, n=18, part=16, group="parts")
+    b, scale, zero, group = inputs(case)
+    values = [tf.constant(v) for v in change(b, scale, zero, group % 3)]
+    specs = [tf.TensorSpec(v.shape if known else None, v.dtype) for v in values]
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=rf"\b{name}\b"):
+        tf.function(lambda *v: op(case, *v), input_signature=specs)(*values)
+
+
+def test_static_shapes():
+    case = WeightOnlyOpCase(k=37, n=19, part=16, group="parts")
+    b, scale, zero, group = (tf.constant(v) for v in inputs(case))
+    for tb, expected in ((False, [37, 19]), (True, [19, 37])):
+        other = dataclasses.replace(case, tb=tb)
+        turned = [tf.constant(v) for v in inputs(other)]
+        with tf.Graph().as_default():
+            w = op(other, *(tf.constant(v.numpy()) for v in turned))
+            unknown = op(
+                other,
+                tf.compat.v1.placeholder(tf.int8, [None, None]),
+                *(tf.compat.v1.placeholder(tf.float32, [None, None]) for _ in range(2)),
+                tf.compat.v1.placeholder(tf.int32, [None]),
+            )
+        assert w.shape == expected and unknown.shape.as_list() == [None, None]
+    assert op(case, b, scale, zero, group).shape == [37, 19]
+
+
+keras = pytest.importorskip("keras")
+
+
+def gemma(policy=None):
+    """A projection whose kernel does not begin with what is summed over, and its input."""
+    quantization = pytest.importorskip("keras.src.quantizers.quantization_config")
+    layer = keras.layers.EinsumDense("btd,ndh->btnh", (None, 4, 16), dtype=policy)
+    layer.build((None, None, 48))
+    layer.quantize("int4", config=quantization.Int4QuantizationConfig(block_size=16))
+    return layer, tf.random.normal([2, 5, 48])
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_numbers_that_others_read(policy):
+    layer, x = gemma(policy)
+    fused, stock = tfo.function(lambda x: layer(x)), tf.function(lambda x: layer(x))
+    y, expected = fused(x), stock(x)
+    assert [f.rule for f in fused.remap_reports[-1].fused] == ["dequantized_weights"]
+    unit = UNIT[y.dtype.name]
+    size = np.abs(wide(expected)).max()
+    np.testing.assert_allclose(wide(y), wide(expected), rtol=0, atol=16 * unit * size)
+    (node,) = (
+        o
+        for o in fused.get_concrete_function(x).graph.get_operations()
+        if o.type == "TfFusedOps>DequantizedWeights"
+    )
+    assert node.inputs[0].op.type == "ReadVariableOp" and node.get_attr("bits") == 4
+
+
+def test_gradients_of_stock_with_numbers_of_the_op():
+    """Also Keras's own gradient makes the numbers anew."""
+    layer, x = gemma()
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return y, tape.gradient(y, x, output_gradients=tf.cos(y))
+
+    fused = tfo.function(step)
+    for found, expected in zip(fused(x), tf.function(step)(x), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert {f.rule for f in fused.remap_reports[-1].fused} == {"dequantized_weights"}
+
+
+def test_other_differences_stay():
+    """Groups of the zeros that are not those of the scales, and numbers that are no integers."""
+    b = tf.constant(np.arange(-32, 32).reshape(8, 8), tf.int8)
+    scale, zero = (tf.random.uniform([2, 8], seed=i) for i in range(2))
+    groups = tf.range(8) // 4
+
+    def wrapped(g):
+        return tf.where(g < 0, g + 2, g)
+
+    def numbers(q, of_scale, of_zero):
+        difference = tf.cast(q, tf.float32) - tf.gather(zero, wrapped(of_zero))
+        return difference * tf.gather(scale, wrapped(of_scale))
+
+    for function, rules in [
+        (lambda b, g: tf.sin(numbers(b, g, g)), ["dequantized_weights"]),
+        (lambda b, g: tf.sin(numbers(b, g, g[::-1])), []),
+        (lambda b, g: tf.sin(numbers(tf.cast(b, tf.float16), g, g)), []),
+    ]:
+        fused = tfo.function(function)
+        np.testing.assert_allclose(fused(b, groups), function(b, groups), rtol=1e-5, atol=1e-5)
+        assert [f.rule for f in fused.remap_reports[-1].fused] == rules
+
+
+def test_float64_stays():
+    b = tf.constant(np.arange(-32, 32).reshape(8, 8), tf.int8)
+    scale = tf.random.uniform([2, 8], dtype=tf.float64)
+
+    def function(g):
+        group = tf.where(g < 0, g + 2, g)
+        difference = tf.cast(b, tf.float64) - tf.gather(scale, group)
+        return tf.sin(difference * tf.gather(scale, group))
+
+    fused, g = tfo.function(function), tf.range(8) // 4
+    np.testing.assert_allclose(fused(g), function(g), rtol=1e-12, atol=1e-12)
+    report = fused.remap_reports[-1]
+    assert not report.fused
+    assert [r.rule for r in report.refused] == ["dequantized_weights"]
+
+
+def test_portable_conversion(tmp_path):
+    """Stock ops stand for the op where the package is not installed."""
+    case = WeightOnlyOpCase(k=37, n=19, part=16, group="any")
+    module, given = tf.Module(), [tf.constant(v) for v in inputs(case)]
+    module.numbers = tf.function(
+        lambda *values: op(case, *values),
+        input_signature=[tf.TensorSpec(v.shape, v.dtype) for v in given],
+    )
+    paths = [str(tmp_path / name) for name in ("fused", "portable")]
+    tf.saved_model.save(module, paths[0])
+    convert(*paths, to_stock=True)
+    for path, count in zip(paths, (1, 0), strict=True):
+        loaded = tf.saved_model.load(path).numbers
+        np.testing.assert_allclose(loaded(*given), op(case, *given), rtol=1e-6, atol=1e-6)
+        (concrete,) = loaded.concrete_functions
+        assert op_counts(concrete)["TfFusedOps>DequantizedWeights"] == count
