@@ -93,7 +93,7 @@ TFO_INLINE Vec<float> LoadIntegers(const std::uint8_t* row, std::int64_t j,
   return __builtin_convertvector(BitCast<IntVec<float>>(bits), Vec<float>);
 }
 
-// Rows of bytes to look ahead over pages.
+// Rows of bytes to look ahead over pages, and how much of each.
 constexpr std::int64_t kWeightsAhead = 64, kFewBytes = 512;
 
 // Neighbours in the depth that belong to one group, a few hundred at most, so

@@ -295,6 +295,7 @@ void DotColumns(const QuantizedWeights& w, const RowsOfRuns& a,
   }
 }
 
+// Either.
 template <Packing kPacking, bool kSigned>
 void MultiplyColumns(const QuantizedWeights& w, const RowsOfRuns& a,
                      std::int64_t first, std::int64_t n, float* tile,

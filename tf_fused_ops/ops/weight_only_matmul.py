@@ -181,17 +181,24 @@ def _weight_only_matmul_bias_act_gradient(op, dy):
             saved = weight_only_matmul_bias_act(a, b, scale, zero, group, bias, **attributes)
         dz = ops.tf_fused_ops_act_grad(dy=dy, saved=saved, **slope)
 
+    transposed = attributes["transpose_b"]
+    depth = tf.shape(a)[-1]
+    if group is None:
+        group_of = reference.equal_groups(depth, tf.shape(scale)[1 if transposed else 0])
+    else:
+        group_of = group
+
     def weights(*values):
-        given = numbers | dict(zip(by_number, values, strict=False))
-        scale, zero, depth = given["scale"], given.get("zero"), tf.shape(a)[-1]
-        w = reference.weights(b, scale, zero, group, depth=depth, **attributes)
+        given = numbers | dict(zip(by_number, values, strict=True))
+        scale, zero = given["scale"], given.get("zero")
+        w = reference.weights(b, scale, zero, group_of, depth=depth, **attributes)
         return tf.cast(w, a.dtype)
 
-    transposed = attributes["transpose_b"]
     da = dbias = None
     dnumbers = {}
     if want[0]:
-        da = matmul_bias_act(dz, weights(), activation="none", transpose_b=not transposed)
+        w = dequantized_weights(b, scale, zero, group_of, **attributes, dtype=a.dtype)
+        da = matmul_bias_act(dz, w, activation="none", transpose_b=not transposed)
     if by_number:
         rows, dz_rows = map(_matrix, (a, dz))
         left, right = (dz_rows, rows) if transposed else (rows, dz_rows)

@@ -50,6 +50,7 @@ from tf_fused_ops.ops.reference.sync_batch_norm import (
     batch_norm_moments,
 )
 from tf_fused_ops.ops.reference.weight_only_matmul import (
+    equal_groups,
     unpacked,
     weight_only_matmul_bias_act,
     weights,
@@ -73,6 +74,7 @@ __all__ = [
     "conv2d_transpose_bias_act_grad",
     "dequantized",
     "dropout",
+    "equal_groups",
     "for_each_head",
     "group_norm_act",
     "group_norm_act_grad",

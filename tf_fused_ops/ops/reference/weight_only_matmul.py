@@ -71,15 +71,18 @@ def weights(b, scale, zero, group, *, depth, transpose_b, bits, packed_axis):
     """
     axis = 1 if transpose_b else 0
     groups = tf.shape(scale)[axis]
-    if group is None:
-        group = tf.range(depth) // tf.maximum(-(-depth // tf.maximum(groups, 1)), 1)
-    else:
-        group = tf.where(group < 0, group + groups, group)
+    group = equal_groups(depth, groups) if group is None else group
+    group = tf.where(group < 0, group + groups, group)
     size = depth if packed_axis == axis else tf.shape(scale)[1 - axis]
     numbers = tf.cast(b if bits == 8 else unpacked(b, packed_axis, size), tf.float32)
     if zero is not None:
         numbers -= tf.gather(zero, group, axis=axis)
     return numbers * tf.gather(scale, group, axis=axis)
+
+
+def equal_groups(depth, groups):
+    """Returns the number of the group of each of `depth` rows, parts of equal size, as int32."""
+    return tf.range(depth) // tf.maximum(-(-depth // tf.maximum(groups, 1)), 1)
 
 
 def unpacked(b, axis, size):
