@@ -83,7 +83,9 @@ def find(w):
 def find_groups(w):
     """Returns (the Weights whose groups of rows, or of columns, have scales and zeros of their own
     and whose numbers are a matrix; whether that is [columns, depth]), or None."""
-    if w.op.type != "Mul" or w.shape.rank != 2 or not w.shape.is_fully_defined():
+    if w.op.type != "Mul" or all(factor.op.type != "GatherV2" for factor in w.op.inputs):
+        return None
+    if w.shape.rank != 2 or not w.shape.is_fully_defined():
         return None
     for transposed in (False, True):
         found = _grouped(w.op, 1 if transposed else 0)

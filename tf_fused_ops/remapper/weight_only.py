@@ -51,9 +51,12 @@ class _WeightOnly:
         divided = quantized_chain.follow(view, z, "RealDiv")
         form = {"divided": None, "gradient": None, "arguments": ()}
         if divided is not None and divided.op.inputs[0] is z:
-            rank = divided.op.inputs[1].shape.rank
-            # With more dimensions than the product it would give these to the result.
-            if None not in (rank, z.shape.rank) and rank <= z.shape.rank:
+            divisor = divided.op.inputs[1]
+            rank, weights = divisor.shape.rank, quantized_weights.find(anchor.inputs[1])
+            # With more dimensions than the product it would give these to the result; and what is
+            # scaled already may be divided by anything, as by a temperature.
+            known = None not in (rank, z.shape.rank) and 0 < rank <= z.shape.rank
+            if known and (weights is None or weights.scale is None or _is_one(divisor)):
                 form["divided"], z = rank, divided
         gradient = quantized_chain.gradient_of(view, z)
         if gradient is not None:
