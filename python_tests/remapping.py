@@ -26,7 +26,11 @@ FUSED = {
     "activation": "TfFusedOps>Act",
     "recurrent": "TfFusedOps>Recurrent",
     "quantized product": "TfFusedOps>QuantizedMatMulBiasAct",
+    "weight-only product": "TfFusedOps>WeightOnlyMatMulBiasAct",
+    "weights of few bits": "TfFusedOps>DequantizedWeights",
 }
+# Rules that emit no fused op.
+OF_STOCK_OPS = {"packed_lookup"}
 # Which is its own gradient.
 DROPOUT = "TfFusedOps>Dropout"
 
@@ -41,12 +45,13 @@ def in_training(rule):
     """Returns the rule counts and gradients of a chain that a rule fuses in inference.
 
     The gradients of a product alone and of a sum with it are stock's, and those of what is around a
-    product of quantized rows or of attention in groups; those of tensordot read what is inside.
+    product of integers or of attention in groups; those of tensordot read what is inside.
     """
     if rule == "dense_add":
         return {}, 0
     sums = "matmul_add", "batch_matmul_add"
-    stock = rule in sums or rule.startswith(("quantized_matmul", "few_rows", "grouped_attention"))
+    families = "quantized_matmul", "weight_only", "few_rows", "grouped_attention"
+    stock = rule in sums or rule.startswith(families)
     return {rule: 1}, int(not stock)
 
 
@@ -252,7 +257,8 @@ def check(fn, args, rules, gradients=0, unknown_batch=(), units=64):
     dropouts = rules.get("dropout", 0)
     assert counts[DROPOUT] >= dropouts, counts
     fused = sum(counts[op] for op in FUSED.values()) + dropouts
-    assert fused == sum(n for name, n in rules.items() if not name.endswith("_grad")), counts
+    forward = {name for name in rules if not name.endswith("_grad")} - OF_STOCK_OPS
+    assert fused == sum(rules[name] for name in forward), counts
     gradient_ops = sum(counts[f"{op}Grad"] for op in FUSED.values()) + counts[DROPOUT] - dropouts
     assert gradient_ops in gradient_op_counts(compiled), counts
     assert_same(found, expected, units)

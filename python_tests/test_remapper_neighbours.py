@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from remapping import assert_same, check, op_counts, plain, reasons, rule_counts, values
 from test_remapper_refusals import after, conv, dense, keep
-from test_remapper_rules import attrs, operands
+from test_remapper_rules import attrs, operands, stock
 
 from tf_fused_ops.function import function
 from tf_fused_ops.remapper import rules
@@ -40,7 +40,7 @@ def test_must_not_fuse(family, neighbour):
     linear, named = type(rule)(), operands(rule)
 
     def forward(*args):
-        z = linear.stock(attrs(rule), **dict(zip(named, args, strict=True)))["y"]
+        z = stock(linear, dict(zip(named, args, strict=True)))["y"]
         return finish(z, args[0])
 
     with plain():

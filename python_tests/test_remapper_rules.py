@@ -52,6 +52,15 @@ SHAPES = {
     "heads_bias": [(2, 3, 7), (7, 10), (2, 5)],
     "quantized_matmul": DENSE,
     "quantized_matmul_bias": [*DENSE, (5,)],
+    # The last shape is that of the scales of integers that numbers are made of.
+    "weight_only_matmul": MATMUL,
+    "weight_only_matmul_bias": [*MATMUL, (5,)],
+    "weight_only_dense": DENSE,
+    "weight_only_dense_bias": [*DENSE, (5,)],
+    "weight_only_batch_matmul": DENSE,
+    "weight_only_batch_matmul_bias": [*DENSE, (5,)],
+    "weight_only_heads": [(2, 3, 7), (7, 10), (2, 5)],
+    "weight_only_heads_bias": [(2, 3, 7), (7, 10), (2, 5), (2, 5)],
     "batch_norm": BATCH_NORM,
     "batch_norm_add": [*BATCH_NORM, (4, 5, 3, 6)],
     "conv2d_batch_norm": CONV_NORM,
@@ -120,8 +129,9 @@ VARIANTS = {
 }
 # Every spelling of every activation is tried alone and after one chain; the others take the first.
 ALL_SPELLINGS = ("act", "matmul_bias")
-# Joins what other rules have made of stock code; and has an operand that is the shape of another.
-APART = ("conv2d_moments", "dropout")
+# Joins what other rules have made of stock code; has an operand that is the shape of another; and
+# have one that is made in a certain way.
+APART = ("conv2d_moments", "dropout", "packed_lookup", "dequantized_weights")
 # Whose batch has to be known: whether it is of few rows, or the same in all operands.
 OF_KNOWN_BATCH = ("few_rows_matmul", "few_rows_batch_matmul", "grouped_attention")
 ROWS = [
@@ -146,10 +156,10 @@ def operands(rule):
         named["output_shape"] = tf.constant(attrs(rule)["y_shape"])
     if "labels" in named:
         named["labels"] = tf.range(6)
-    for name in ("scale", "variance", "b_scale"):
+    for name in ("scale", "variance", "b_scale", "divisor"):
         if name in named:
             named[name] = tf.abs(named[name]) + 0.5
-    if "b_scale" in named:
+    if named.keys() & {"b_scale", "divisor"}:
         named["b"] = tf.cast(named["b"] * 9, tf.int8)
     return named
 
@@ -159,13 +169,22 @@ def attrs(rule, **changes):
     variant = VARIANTS.get(rule.family.removesuffix("_add"), {})
     if rule.family.startswith("pad_conv2d"):
         variant = {"paddings": [[0, 0], [1, 2], [0, 3], [0, 0]]}
-    if rule.family == "heads_bias":
-        variant = {"shape": [-1, 3, 2, 5]}
+    if rule.family.startswith("weight_only"):
+        variant = {"divided": 1, "gradient": None, "arguments": ()}
+    if "heads_bias" in rule.family or rule.family == "weight_only_heads":
+        variant = variant | {"shape": [-1, 3, 2, 5], "divided": 2}
     return rule.default_attrs() | variant | changes
 
 
+def stock(rule, named):
+    """The stock code; where a rule is about numbers made of integers, it makes them."""
+    if rule.family.startswith("weight_only"):
+        named = named | {"b": tf.cast(named["b"], tf.float32)}
+    return rule.stock(attrs(rule), **named)
+
+
 def dy_like(rule, named):
-    y = rule.stock(attrs(rule), **named)["y"]
+    y = stock(rule, named)["y"]
     return values(y.shape, seed=1)[0]
 
 
@@ -179,7 +198,7 @@ def test_inference(rule):
     named = operands(rule)
 
     def forward(*args):
-        return rule.stock(attrs(rule), **dict(zip(named, args, strict=True)))["y"]
+        return stock(rule, dict(zip(named, args, strict=True)))["y"]
 
     check(forward, list(named.values()), {rule.name: 1} if rule.forward_alone else {})
 
@@ -189,7 +208,7 @@ def test_outer_tape(rule):
     dy = dy_like(rule, named)
 
     def forward(*args):
-        return rule.stock(attrs(rule), **dict(zip(named, args, strict=True)))["y"]
+        return stock(rule, dict(zip(named, args, strict=True)))["y"]
 
     def gradients(fn):
         sources = [named[name] for name in named if name in type(rule).differentiable]
@@ -223,7 +242,7 @@ def test_inner_tape(rule, batch):
         sources = [inputs[name] for name in named if name in type(rule).differentiable]
         with tf.GradientTape() as tape:
             tape.watch(sources)
-            y = rule.stock(attrs(rule), **inputs)["y"]
+            y = stock(rule, inputs)["y"]
         return y, tape.gradient(y, sources, output_gradients=dy)
 
     unknown = [0] + [i + 1 for i, name in enumerate(named) if name in BATCHED]
