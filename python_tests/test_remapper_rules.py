@@ -59,6 +59,8 @@ SHAPES = {
     "weight_only_dense_bias": [*DENSE, (5,)],
     "weight_only_batch_matmul": DENSE,
     "weight_only_batch_matmul_bias": [*DENSE, (5,)],
+    "weight_only_einsum": DENSE,
+    "weight_only_einsum_bias": [*DENSE, (5,)],
     "weight_only_heads": [(2, 3, 7), (7, 10), (2, 5)],
     "weight_only_heads_bias": [(2, 3, 7), (7, 10), (2, 5), (2, 5)],
     "batch_norm": BATCH_NORM,

@@ -84,11 +84,11 @@ def fusions(blocks=1):
     return dict(counted + collections.Counter(around))
 
 
-def of_einsums(config):
+def of_einsums():
     """Returns the fusions where Keras does not know how long sequences are: it has einsums then."""
-    einsums = "weight_only_heads_bias", "weight_only_batch_matmul_bias"
-    found = {name: n for name, n in fusions().items() if name not in einsums}
-    return found | ({} if config == "columns" else {"dequantized_weights": 4})
+    found = fusions()
+    products = (found.pop(f"weight_only_{name}_bias") for name in ("heads", "batch_matmul"))
+    return found | {"weight_only_einsum_bias": sum(products)}
 
 
 def products(rules):
@@ -110,7 +110,7 @@ def test_sequences_of_unknown_length(config):
     compiled = function(model, input_signature=[tf.TensorSpec([None, None], tf.int32)])
     with plain():
         assert_same(compiled(tokens), model(tokens), units=256)
-    assert rule_counts(compiled) == of_einsums(config)
+    assert rule_counts(compiled) == of_einsums()
 
 
 def test_accelerated_model():

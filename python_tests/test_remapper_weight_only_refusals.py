@@ -345,7 +345,15 @@ PRODUCTS = {
     "weights by themselves": lambda x, w: tf.matmul(w, w, transpose_a=True) + tf.reduce_sum(x),
     "a part of them": lambda x, w: tf.matmul(x[:, 1:], w[1:]),
     "in another shape": lambda x, w: tf.matmul(x[:, :COLUMNS], tf.reshape(w, [COLUMNS, DEPTH])),
-    "einsum": lambda x, w: tf.raw_ops.Einsum(inputs=[x, w], equation="ab,bc->ac"),
+    "einsum of columns": lambda x, w: tf.raw_ops.Einsum(
+        inputs=[x[:, :COLUMNS], w], equation="ac,bc->ab"
+    ),
+    "einsum of both dimensions": lambda x, w: tf.raw_ops.Einsum(
+        inputs=[x[:, :, None] * tf.ones(COLUMNS), w], equation="abc,bc->a"
+    ),
+    "einsum of a diagonal": lambda x, w: tf.raw_ops.Einsum(
+        inputs=[x[:, :COLUMNS], w[:COLUMNS]], equation="ab,bb->ab"
+    ),
     "one column": lambda x, w: tf.linalg.matvec(w, x[0], transpose_a=True),
 }
 

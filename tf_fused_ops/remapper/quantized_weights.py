@@ -51,15 +51,20 @@ class Weights:
         return 8 if self.packed_axis is None else 4
 
 
-def find(w):
-    """Returns the Weights that a matrix [depth, columns] stands for, or None.
+def find(w, summed=1):
+    """Returns the Weights that numbers stand for, or None.
 
     Those whose numbers are integers, to be scaled afterwards, have no scale.
+
+    Args:
+        w: A tensor that is a matrix [depth, columns] once its first dimensions are one, and the
+            others.
+        summed: How many are the depth.
     """
-    if w.shape.rank != 2 or not w.shape.is_fully_defined():
+    if not w.shape.is_fully_defined() or w.shape.rank <= summed:
         return None
     below = _below_reshapes(w)
-    if below.shape != w.shape:
+    if below.shape != matrix(w, summed):
         integers = _cast_integers(below)
         return None if integers is None else Weights(integers, transposed=False)
     w, divisor = below, None
@@ -78,6 +83,11 @@ def find(w):
     if unpacked is None:
         return None
     return Weights(*unpacked, divisor=divisor, scale_transposed=transposed, **scaling)
+
+
+def matrix(w, summed):
+    """Returns the sizes [depth, columns] of what `find` takes."""
+    return [w.shape[:summed].num_elements(), w.shape[summed:].num_elements()]
 
 
 def find_groups(w):

@@ -7,7 +7,7 @@ from tensorflow.python.framework import tensor_util
 
 from tf_fused_ops._devices import device_type
 from tf_fused_ops.remapper import product, quantized_chain, quantized_weights
-from tf_fused_ops.remapper.emission import emit
+from tf_fused_ops.remapper.emission import emit, reshape
 from tf_fused_ops.remapper.rule import Fused
 
 # What a custom gradient of Keras is of: inputs, integers, scales, zeros, numbers of groups.
@@ -35,12 +35,17 @@ class _WeightOnly:
         transposes = self.captured.get(self.anchor, ())
         if any(view.attr(anchor, name) for name in transposes):
             return
-        weights = quantized_weights.find(anchor.inputs[1])
+        weights = self._weights_at(view, anchor)
         if weights is None:
             return
         form = self._around(view, anchor)[0]
         if form["divided"] or weights.scale is not None:
             yield from (attrs | form for attrs in super().variants(view, anchor))
+
+    def _weights_at(self, view, anchor):
+        equation = view.attr(anchor, "equation") if anchor.type == "Einsum" else None
+        summed = _summed(equation)
+        return quantized_weights.find(anchor.inputs[1], summed) if summed else None
 
     def product(self, view, anchor):
         return self._around(view, anchor)[1]
@@ -52,7 +57,7 @@ class _WeightOnly:
         form = {"divided": None, "gradient": None, "arguments": ()}
         if divided is not None and divided.op.inputs[0] is z:
             divisor = divided.op.inputs[1]
-            rank, weights = divisor.shape.rank, quantized_weights.find(anchor.inputs[1])
+            rank, weights = divisor.shape.rank, self._weights_at(view, anchor)
             # With more dimensions than the product it would give these to the result; and what is
             # scaled already may be divided by anything, as by a temperature.
             known = None not in (rank, z.shape.rank) and 0 < rank <= z.shape.rank
@@ -94,7 +99,8 @@ class _WeightOnly:
 
     def check(self, match):
         a, b = match.operands["a"], match.operands["b"]
-        weights, divisor = quantized_weights.find(b), match.operands.get("divisor")
+        weights = quantized_weights.find(b, _summed(match.attrs.get("equation")))
+        divisor = match.operands.get("divisor")
         device = device_type(match.nodes[0].device)
         if device != "CPU":
             return f"weights of few bits are TensorFlow's on {device}"
@@ -110,12 +116,15 @@ class _WeightOnly:
 
     def fuse(self, match, training):
         a, b = match.operands["a"], match.operands["b"]
-        weights, divisor = quantized_weights.find(b), match.operands.get("divisor")
+        summed, divisor = _summed(match.attrs.get("equation")), match.operands.get("divisor")
+        weights, shape = quantized_weights.find(b, summed), quantized_weights.matrix(b, summed)
+        if "equation" in match.attrs:
+            a = reshape(a, [-1, shape[0]])
         if weights.divisor is not None:
             a = a / tf.cast(weights.divisor, a.dtype)
         if divisor is not None and _is_one(divisor):
             divisor = None
-        integers, *numbers, group = quantized_weights.inputs(weights, b.shape.as_list(), divisor)
+        integers, *numbers, group = quantized_weights.inputs(weights, shape, divisor)
         if match.attrs["gradient"] is not None:
             # As in stock code.
             numbers = tf.nest.map_structure(tf.stop_gradient, numbers)
@@ -206,6 +215,29 @@ class WeightOnlyHeadsAct(_WeightOnly, product.HeadsBiasAct):
     operands: ClassVar = _with(_without_bias(product.HeadsBiasAct))
 
 
+class WeightOnlyEinsumBiasAct(_WeightOnly, product.EinsumBiasAct):
+    """act(einsum("…K,KN->…N", a, numbers) + bias)."""
+
+    family = "weight_only_einsum_bias"
+    operands: ClassVar = _with(product.EinsumBiasAct.operands)
+
+
+class WeightOnlyEinsumAct(_WeightOnly, product.EinsumBiasAct):
+    """act(einsum("…K,KN->…N", a, numbers))."""
+
+    family = "weight_only_einsum"
+    operands: ClassVar = _with(_without_bias(product.EinsumBiasAct))
+
+
+def _summed(equation):
+    """Returns over how many dimensions a product sums, the first ones of the numbers; 0 for others.
+    None is a product of matrices."""
+    if equation is None:
+        return 1
+    summed, order = quantized_chain.order_of(equation) or (0, None)
+    return summed if order is None else 0
+
+
 def _scales(divisor, columns):
     """Returns whether the shape of a divisor is that of some columns, behind ones."""
     ones = divisor.shape.rank - len(columns)
@@ -227,4 +259,6 @@ RULES = (
     WeightOnlyBatchMatMulAct,
     WeightOnlyHeadsBiasAct,
     WeightOnlyHeadsAct,
+    WeightOnlyEinsumBiasAct,
+    WeightOnlyEinsumAct,
 )
