@@ -332,7 +332,7 @@ def inputs(weights, shape, scale=None):
     if weights.group is not None:
         return b, _beside(weights, weights.scale), zero, group
     divisors = [d for d in (weights.scale, scale) if d is not None]
-    columns = [_float32(reshape(d, [-1])) for d in divisors]
+    columns = [reshape(_float32(d), [-1]) for d in divisors]
     factors = [tf.math.reciprocal(column) for column in columns]
     total = functools.reduce(tf.multiply, factors) if factors else tf.ones([shape[1]])
     return b, tf.expand_dims(total, 1 if transposed else 0), zero, group
@@ -347,4 +347,9 @@ def _beside(weights, tensor):
 
 
 def _float32(tensor):
-    return tensor if tensor.dtype == tf.float32 else tf.cast(tensor, tf.float32)
+    """Returns a tensor as float32, numbers of 16 bits with the digits that they had before."""
+    if tensor.dtype == tf.float32:
+        return tensor
+    below = _below_cast(tensor)
+    rounded = tensor.dtype in (tf.float16, tf.bfloat16) and below.dtype == tf.float32
+    return below if rounded else tf.cast(tensor, tf.float32)
