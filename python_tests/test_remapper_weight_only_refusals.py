@@ -283,7 +283,6 @@ NUMBERS = {
     "integers by scales": gathered(combine=lambda q, s, z: (q - z) / s),
     "scales by integers": gathered(combine=lambda q, s, z: s / (q - z + 0.25)),
     "scaled before": gathered(combine=lambda q, s, z: q * s - z),
-    "no zeros": gathered(combine=lambda q, s, z: q * s),
     "no scales": gathered(combine=lambda q, s, z: q - z),
     "scaled twice": gathered(combine=lambda q, s, z: (q - z) * s * s),
     "scaled by the difference": gathered(combine=lambda q, s, z: (q - z) * (q - z)),
@@ -308,8 +307,9 @@ def test_numbers(name):
     compare(NUMBERS[name], inputs(), [])
 
 
-# What is like them and fused: another order, or code that has no effect.
+# What is like them and fused: another order, code that has no effect, or no zeros.
 SAME = {
+    "no zeros": gathered(combine=lambda q, s, z: q * s),
     "groups that are wrapped twice": gathered(by_zero=wrapped),
     "scales first": gathered(combine=lambda q, s, z: s * (q - z)),
     "divided by rows": gathered(combine=lambda q, s, z: (q - z) * s / tf.expand_dims(s[:, 0], 1)),

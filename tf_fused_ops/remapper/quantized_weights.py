@@ -129,21 +129,21 @@ def _numbers(w, depth_axis):
 
 
 def _grouped(op, depth_axis):
-    """Returns what `_numbers` does for (integers - zero[group]) * scale[group]."""
+    """Returns what `_numbers` does for (integers - zero[group]) * scale[group]; zeros may lack."""
     for difference, scales in (op.inputs, op.inputs[::-1]):
-        scale = _gathered(scales, depth_axis)
-        if scale is None or difference.op.type != "Sub":
+        scale, zero = _gathered(scales, depth_axis), None
+        if scale is None:
             continue
-        numbers, zeros = difference.op.inputs
-        integers, zero = _cast_integers(numbers), _gathered(_below_cast(zeros), depth_axis)
-        if integers is None or zero is None or zero[1] is not scale[1]:
+        numbers = difference
+        if difference.op.type == "Sub":
+            numbers, zeros = difference.op.inputs
+            zero = _gathered(_below_cast(zeros), depth_axis)
+            if zero is None or zero[1] is not scale[1] or zero[0].shape != scale[0].shape:
+                continue
+        integers = _cast_integers(numbers)
+        if integers is None or not integers.shape == scales.shape == op.outputs[0].shape:
             continue
-        if not integers.shape == scales.shape == op.outputs[0].shape:
-            continue
-        if zero[0].shape != scale[0].shape:
-            continue
-        group = {"group": scale[1]}
-        return integers, {"scale": scale[0], "zero": zero[0]} | group
+        return integers, {"scale": scale[0], "zero": zero and zero[0], "group": scale[1]}
     return None
 
 

@@ -47,7 +47,8 @@ def weight_only_matmul_bias_act(
         bits=bits,
         packed_axis=packed_axis,
     )
-    z = tf.matmul(wide(a), wide(tf.cast(w, a.dtype)), transpose_b=transpose_b)
+    w = wide(tf.cast(w, a.dtype))
+    z = tf.matmul(wide(a), tf.transpose(w) if transpose_b else w)
     z = bias_act(z, None if bias is None else wide(bias), None, activation, alpha)
     return tf.cast(z, a.dtype)
 
@@ -96,13 +97,10 @@ def unpacked(b, axis, size):
     Returns:
         A matrix of b's dtype.
     """
-    lower = tf.bitwise.bitwise_and(b, tf.cast(15, b.dtype))
-    upper = tf.bitwise.bitwise_and(tf.bitwise.right_shift(b, tf.cast(4, b.dtype)), 15)
-    both = tf.stack([lower, upper], axis + 1)
-    shape = tf.tensor_scatter_nd_update(tf.shape(b), [[axis]], [2 * tf.shape(b)[axis]])
-    numbers = tf.reshape(both, shape)
-    numbers = numbers[:size] if axis == 0 else numbers[:, :size]
-    if b.dtype == tf.uint8:
-        return numbers
-    sign = tf.cast(8, b.dtype)
-    return tf.bitwise.bitwise_xor(numbers, sign) - sign
+    if axis == 1:
+        return tf.transpose(unpacked(tf.transpose(b), 0, size))
+    mask, four, eight = (tf.cast(number, b.dtype) for number in (15, 4, 8))
+    halves = [tf.bitwise.bitwise_and(x, mask) for x in (b, tf.bitwise.right_shift(b, four))]
+    if b.dtype == tf.int8:
+        halves = [tf.bitwise.bitwise_xor(half, eight) - eight for half in halves]
+    return tf.reshape(tf.stack(halves, 1), [-1, tf.shape(b)[1]])[:size]
