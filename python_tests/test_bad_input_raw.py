@@ -375,7 +375,7 @@ def test_sizes_that_no_shape_has(wrong, name):
         *itertools.product([QUANTIZED], ["b_scale", "bias"], ["float16", "float64"]),
         *itertools.product([WEIGHT_ONLY], ["b"], ["int16", "int32", "float32"]),
         *itertools.product([WEIGHT_ONLY], ["scale", "zero", "bias"], ["float16", "float64"]),
-        *itertools.product([WEIGHT_ONLY], ["group"], ["int64", "float32"]),
+        *itertools.product([WEIGHT_ONLY], ["group"], ["int64", "float64"]),
     ],
 )
 def test_dtypes_of_products_with_few_bits(op, name, dtype, graph):

@@ -233,3 +233,63 @@ def test_portable_conversion(tmp_path):
         np.testing.assert_allclose(loaded(*given), op(case, *given), rtol=1e-6, atol=1e-6)
         (concrete,) = loaded.concrete_functions
         assert op_counts(concrete)["TfFusedOps>DequantizedWeights"] == count
+
+
+def with_integers(case, floats):
+    """Returns b, scale, zeros that are integers, and groups, numbers with fractions if asked."""
+    b, scale, zero, group = inputs(case)
+    zero = tf.cast(tf.round(zero), tf.int8 if case.signed else tf.uint8)
+    if floats:
+        # Which are cut off as `tf.cast` does, towards zero.
+        group = tf.cast(group, tf.float32) + tf.where(group < 0, -0.25, 0.75)
+    return b, scale, zero, tf.constant(group)
+
+
+@pytest.mark.parametrize("floats", [False, True])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("m", [3, 31])
+def test_zeros_and_groups_of_other_types(m, signed, floats):
+    """As Keras has them; also in the gradient, and of the product."""
+    case = WeightOnlyOpCase(m=m, k=48, n=35, signed=signed, part=16, group="any", bits=8)
+    b, scale, zero, group = with_integers(case, floats)
+    w = weights(case, b, scale, zero.numpy(), tf.cast(group, tf.int32).numpy())
+    np.testing.assert_allclose(op(case, b, scale, zero, group), w, rtol=1e-6)
+    a = tf.random.normal([m, 48])
+
+    @tf.function
+    def product(a, scale):
+        outputs = _library.ops.tf_fused_ops_weight_only_mat_mul_bias_act(
+            a=a, b=b, scale=scale, zero=[zero], group=[group], bias=[], bits=8
+        )
+        return outputs, tf.gradients(outputs, [a, scale])
+
+    y, (da, dscale) = product(a, tf.constant(scale))
+    np.testing.assert_allclose(y, wide(a) @ w, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(da, np.tile(w.sum(1), (m, 1)), rtol=1e-5, atol=1e-5)
+    of_one = weights(case, b, np.ones_like(scale), zero.numpy(), tf.cast(group, tf.int32).numpy())
+    rows = wide(a).sum(0)[:, None] * of_one
+    found = np.stack([rows[(tf.cast(group, tf.int32) % 3).numpy() == g].sum(0) for g in range(3)])
+    np.testing.assert_allclose(dscale, found, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("number", [3.0, -4.0, np.nan, np.inf, -np.inf, 3e38])
+def test_floats_that_are_no_groups(number):
+    case = WeightOnlyOpCase(k=48, n=35, part=16, group="parts")
+    b, scale, zero, group = inputs(case)
+    given = tf.tensor_scatter_nd_update(tf.cast(group, tf.float32), [[7]], [number])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="group must be at least -3 and less"):
+        op(case, b, scale, zero, given)
+
+
+def test_as_keras_has_them():
+    """Neither zeros nor numbers of groups are cast to other types on the way."""
+    layer, x = gemma()
+    fused = tfo.function(lambda x: layer(x))
+    fused(x)
+    (node,) = (
+        o
+        for o in fused.get_concrete_function(x).graph.get_operations()
+        if o.type == "TfFusedOps>DequantizedWeights"
+    )
+    assert [v.dtype for v in node.inputs] == [tf.int8, tf.float32, tf.int8, tf.float32]
+    assert all(value.op.type == "ReadVariableOp" for value in node.inputs)

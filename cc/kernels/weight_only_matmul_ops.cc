@@ -21,7 +21,25 @@ tfo::Packing PackingOf(const WeightLayout& layout) {
                      : tfo::Packing::kNone;
 }
 
-// The group of each of `depth` rows, from 0 up. Null: parts of equal size.
+// Copies the groups of rows, from 0 up.
+template <class Tg>
+absl::Status CopyGroups(const Tensor& group, std::int64_t groups,
+                        std::vector<std::int32_t>* out) {
+  const auto* const given = static_cast<const Tg*>(group.data());
+  const auto end = static_cast<Tg>(groups);
+  for (std::size_t k = 0; k < out->size(); ++k) {
+    // What is no number is in no group.
+    if (!(given[k] > -end - 1 && given[k] < end)) {
+      return Invalid("group must be at least ", -groups, " and less than ",
+                     groups, ", got ", given[k], " at ", k);
+    }
+    const auto g = static_cast<std::int32_t>(given[k]);
+    (*out)[k] = static_cast<std::int32_t>(g < 0 ? g + groups : g);
+  }
+  return absl::OkStatus();
+}
+
+// The group of each of `depth` rows. Null: parts of equal size.
 absl::Status Groups(const Tensor* group, std::int64_t depth,
                     std::int64_t groups, std::vector<std::int32_t>* out) {
   out->resize(depth);
@@ -31,22 +49,34 @@ absl::Status Groups(const Tensor* group, std::int64_t depth,
       (*out)[k] = static_cast<std::int32_t>(k / size);
     return absl::OkStatus();
   }
-  const auto* const given = static_cast<const std::int32_t*>(group->data());
-  for (std::int64_t k = 0; k < depth; ++k) {
-    if (given[k] < -groups || given[k] >= groups) {
-      return Invalid("group must be at least ", -groups, " and less than ",
-                     groups, ", got ", given[k], " at ", k);
-    }
-    (*out)[k] =
-        static_cast<std::int32_t>(given[k] + (given[k] < 0 ? groups : 0));
+  return group->dtype() == tensorflow::DT_FLOAT
+             ? CopyGroups<float>(*group, groups, out)
+             : CopyGroups<std::int32_t>(*group, groups, out);
+}
+
+// Zeros as numbers, in memory of `scratch` if they are not yet; null where it
+// ran out.
+const float* Zeros(const Tensor& zero, const tfo::Scratch& scratch) {
+  if (zero.dtype() == tensorflow::DT_FLOAT)
+    return static_cast<const float*>(zero.data());
+  const std::int64_t n = zero.NumElements();
+  auto* const numbers = scratch.Allocate<float>(n);
+  if (numbers == nullptr) return nullptr;
+  if (zero.dtype() == tensorflow::DT_INT8) {
+    const auto* const from = static_cast<const std::int8_t*>(zero.data());
+    for (std::int64_t i = 0; i < n; ++i) numbers[i] = from[i];
+  } else {
+    const auto* const from = static_cast<const std::uint8_t*>(zero.data());
+    for (std::int64_t i = 0; i < n; ++i) numbers[i] = from[i];
   }
-  return absl::OkStatus();
+  return numbers;
 }
 
 // What the inputs b, scale, zero and group say, the latter kept in `group_of`.
 absl::Status ReadWeights(OpKernelContext* ctx, const WeightLayout& layout,
                          bool is_signed, std::int64_t depth, const Tensor& b,
                          const Tensor& scale, const Tensor* group,
+                         const tfo::Scratch& scratch,
                          std::vector<std::int32_t>* group_of,
                          tfo::QuantizedWeights* out) {
   const Tensor* zero;
@@ -65,7 +95,7 @@ absl::Status ReadWeights(OpKernelContext* ctx, const WeightLayout& layout,
   if (const int packed = layout.PackedAxis(); packed >= 0)
     bytes.set_dim(packed, (bytes.dim_size(packed) + 1) / 2);
   TF_RETURN_IF_ERROR(
-      CheckShape("b", b, "the bytes that the others tell", bytes));
+      CheckShape("b", b, "the bytes that depth and scale tell", bytes));
   if (depth > 0 && groups == 0) {
     return Invalid("scale must have a group, got shape ",
                    scale.shape().DebugString());
@@ -73,6 +103,8 @@ absl::Status ReadWeights(OpKernelContext* ctx, const WeightLayout& layout,
   if (zero != nullptr)
     TF_RETURN_IF_ERROR(CheckShape("zero", *zero, "scale", scale.shape()));
   TF_RETURN_IF_ERROR(Groups(group, depth, groups, group_of));
+  const float* const zeros = zero == nullptr ? nullptr : Zeros(*zero, scratch);
+  if (zero != nullptr && zeros == nullptr) return OutOfScratch();
   *out = {depth,
           columns,
           groups,
@@ -81,7 +113,7 @@ absl::Status ReadWeights(OpKernelContext* ctx, const WeightLayout& layout,
           PackingOf(layout),
           static_cast<const std::uint8_t*>(b.data()),
           static_cast<const float*>(scale.data()),
-          static_cast<const float*>(DataOrNull(zero)),
+          zeros,
           group_of->data()};
   return absl::OkStatus();
 }
@@ -114,11 +146,12 @@ class WeightOnlyMatMulOp : public tensorflow::OpKernel {
       TF_RETURN_IF_ERROR(CheckShape("group", *group, "the inner dimension of a",
                                     TensorShape({depth})));
     }
+    ScratchOwner scratch(ctx);
     std::vector<std::int32_t> group_of;
     tfo::QuantizedWeights weights;
     TF_RETURN_IF_ERROR(ReadWeights(ctx, attrs_.layout, kIsSigned<Tb>, depth,
                                    ctx->input(1), ctx->input(2), group,
-                                   &group_of, &weights));
+                                   scratch.scratch(), &group_of, &weights));
     if (bias != nullptr) {
       TF_RETURN_IF_ERROR(CheckShape("bias", *bias,
                                     "the output's last dimension",
@@ -137,7 +170,6 @@ class WeightOnlyMatMulOp : public tensorflow::OpKernel {
                                    DataOrNull(bias),
                                    nullptr};
     TF_RETURN_IF_ERROR(Output(ctx, {}, 0, shape, &args.y));
-    ScratchOwner scratch(ctx);
     return tfo::ActiveKernels().weight_only_matmul(args, ParallelOf(ctx),
                                                    scratch.scratch())
                ? absl::OkStatus()
@@ -163,18 +195,18 @@ class DequantizedWeightsOp : public tensorflow::OpKernel {
       return Invalid("group must have rank 1, got shape ",
                      group.shape().DebugString());
     }
+    ScratchOwner scratch(ctx);
     std::vector<std::int32_t> group_of;
     tfo::QuantizedWeights weights;
-    TF_RETURN_IF_ERROR(ReadWeights(ctx, layout_, kIsSigned<Tb>,
-                                   group.dim_size(0), ctx->input(0),
-                                   ctx->input(1), &group, &group_of, &weights));
+    TF_RETURN_IF_ERROR(ReadWeights(
+        ctx, layout_, kIsSigned<Tb>, group.dim_size(0), ctx->input(0),
+        ctx->input(1), &group, scratch.scratch(), &group_of, &weights));
     const TensorShape shape =
         weights.transposed ? TensorShape({weights.columns, weights.depth})
                            : TensorShape({weights.depth, weights.columns});
     void* to;
     TF_RETURN_IF_ERROR(Output(ctx, {}, 0, shape, &to));
     if (shape.num_elements() == 0) return absl::OkStatus();
-    ScratchOwner scratch(ctx);
     return tfo::ActiveKernels().dequantize(kDType<T>, weights, to,
                                            ParallelOf(ctx), scratch.scratch())
                ? absl::OkStatus()

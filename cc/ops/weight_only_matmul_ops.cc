@@ -88,11 +88,13 @@ absl::Status DequantizedWeightsShape(InferenceContext* c) {
 REGISTER_OP("TfFusedOps>DequantizedWeights")
     .Input("b: Tb")
     .Input("scale: float")
-    .Input("zero: num_zero * float")
-    .Input("group: int32")
+    .Input("zero: num_zero * Tz")
+    .Input("group: Tg")
     .Output("w: T")
     .Attr("T: {half, bfloat16, float}")
     .Attr("Tb: {int8, uint8}")
+    .Attr("Tz: {int8, uint8, float} = DT_FLOAT")
+    .Attr("Tg: {int32, float} = DT_INT32")
     .Attr("num_zero: int >= 0 = 0")
     .Attr("transpose_b: bool = false")
     .Attr("bits: int = 8")
@@ -115,12 +117,14 @@ REGISTER_OP("TfFusedOps>WeightOnlyMatMulBiasAct")
     .Input("a: T")
     .Input("b: Tb")
     .Input("scale: float")
-    .Input("zero: num_zero * float")
-    .Input("group: num_group * int32")
+    .Input("zero: num_zero * Tz")
+    .Input("group: num_group * Tg")
     .Input("bias: num_bias * T")
     .Output("y: T")
     .Attr("T: {half, bfloat16, float}")
     .Attr("Tb: {int8, uint8}")
+    .Attr("Tz: {int8, uint8, float} = DT_FLOAT")
+    .Attr("Tg: {int32, float} = DT_INT32")
     .Attr("num_zero: int >= 0 = 0")
     .Attr("num_group: int >= 0 = 0")
     .Attr("num_bias: int >= 0 = 0")
@@ -141,7 +145,7 @@ b: the integers q: [k, n], or [n, k] where transpose_b is set. With bits = 4 a
 scale: [groups, n], or [n, groups] where transpose_b is set.
 zero: none, or one matrix of scale's shape: zeros.
 group: none, or one vector of length k, from -groups to groups - 1, negative
-  ones from the last group backwards: parts of k, one after the other, of
+  ones from the last group backwards, floats cut off; none: parts of k, one after the other, of
   ceil(k / groups) each.
 bias: none, or one vector of length n.
 bits: 4 or 8.

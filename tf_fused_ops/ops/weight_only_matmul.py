@@ -173,12 +173,17 @@ def _weight_only_matmul_bias_act_gradient(op, dy):
     slope = _gradient.attributes(op, "activation", "alpha")
     want = _gradient.wanted(op)
     numbers = {"scale": scale} | ({} if zero is None else {"zero": zero})
-    by_number = [name for name, asked in zip(numbers, want[2:], strict=False) if asked]
+    asked = [name for name, wanted in zip(numbers, want[2:], strict=False) if wanted]
+    by_number = [name for name in asked if numbers[name].dtype.is_floating]
     dz = dy
     if slope["activation"] != "none":
         saved = op.outputs[0]
         if not activations.slope_from_value(**slope):
-            saved = weight_only_matmul_bias_act(a, b, scale, zero, group, bias, **attributes)
+            saved = ops.tf_fused_ops_weight_only_mat_mul_bias_act(
+                *(a, b, scale),
+                *([] if value is None else [value] for value in (zero, group, bias)),
+                **attributes,
+            )
         dz = ops.tf_fused_ops_act_grad(dy=dy, saved=saved, **slope)
 
     transposed = attributes["transpose_b"]

@@ -328,7 +328,7 @@ def inputs(weights, shape, scale=None):
     transposed = weights.transposed
     b = weights.b if weights.b.shape.rank == 2 else reshape(weights.b, shape)
     zero = [] if weights.zero is None else [_beside(weights, weights.zero)]
-    group = [] if weights.group is None else [weights.group]
+    group = [] if weights.group is None else [_below_cast_of_float(weights.group)]
     if weights.group is not None:
         return b, _beside(weights, weights.scale), zero, group
     divisors = [d for d in (weights.scale, scale) if d is not None]
@@ -339,17 +339,21 @@ def inputs(weights, shape, scale=None):
 
 
 def _beside(weights, tensor):
-    """Returns scales or zeros as they lie beside integers."""
+    """Returns scales, or zeros, which may be integers, as they lie beside those."""
     if weights.transposed != weights.scale_transposed:
         below, swapped = _below_transpose(tensor)
         tensor = below if swapped else tf.transpose(tensor)
-    return _float32(tensor)
+    return tensor if tensor.dtype in _INTEGERS else _float32(tensor)
+
+
+def _below_cast_of_float(tensor):
+    """Returns the float32 numbers that others were, or the tensor."""
+    below = _below_cast(tensor)
+    return below if below.dtype == tf.float32 else tensor
 
 
 def _float32(tensor):
     """Returns a tensor as float32, numbers of 16 bits with the digits that they had before."""
-    if tensor.dtype == tf.float32:
-        return tensor
-    below = _below_cast(tensor)
-    rounded = tensor.dtype in (tf.float16, tf.bfloat16) and below.dtype == tf.float32
-    return below if rounded else tf.cast(tensor, tf.float32)
+    if tensor.dtype in (tf.float16, tf.bfloat16):
+        tensor = _below_cast_of_float(tensor)
+    return tensor if tensor.dtype == tf.float32 else tf.cast(tensor, tf.float32)

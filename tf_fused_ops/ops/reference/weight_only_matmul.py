@@ -25,8 +25,8 @@ def weight_only_matmul_bias_act(
         a: [..., m, k].
         b: As for `weights`; so are scale, zero, group, transpose_b, bits and packed_axis.
         scale: Float32 [groups, n], or [n, groups] with transpose_b.
-        zero: Float32 of scale's shape, or None.
-        group: int32 [k] or None.
+        zero: Of scale's shape, or None.
+        group: [k] or None.
         bias: [n] or None.
         transpose_b: Whether the dimensions of b, scale and zero are swapped.
         bits: 4 or 8.
@@ -60,8 +60,8 @@ def weights(b, scale, zero, group, *, depth, transpose_b, bits, packed_axis):
         b: int8 or uint8; integers as they are, or with 4 bits two in a byte that follow each other
             along packed_axis, the first in the lower bits: [k, n], or [n, k] with transpose_b.
         scale: Float32 [groups, n], or [n, groups] with transpose_b.
-        zero: Float32 of scale's shape, or None.
-        group: int32 [k], from -groups to groups - 1, or None for parts of equal size.
+        zero: Of scale's shape, or None.
+        group: [k], from -groups to groups - 1, or None for parts of equal size.
         depth: k.
         transpose_b: Whether the dimensions of b, scale and zero are swapped.
         bits: 4 or 8.
@@ -72,12 +72,12 @@ def weights(b, scale, zero, group, *, depth, transpose_b, bits, packed_axis):
     """
     axis = 1 if transpose_b else 0
     groups = tf.shape(scale)[axis]
-    group = equal_groups(depth, groups) if group is None else group
+    group = equal_groups(depth, groups) if group is None else tf.cast(group, tf.int32)
     group = tf.where(group < 0, group + groups, group)
     size = depth if packed_axis == axis else tf.shape(scale)[1 - axis]
     numbers = tf.cast(b if bits == 8 else unpacked(b, packed_axis, size), tf.float32)
     if zero is not None:
-        numbers -= tf.gather(zero, group, axis=axis)
+        numbers -= tf.cast(tf.gather(zero, group, axis=axis), tf.float32)
     return numbers * tf.gather(scale, group, axis=axis)
 
 
