@@ -421,7 +421,9 @@ class QuantizedCase(Case):
 class WeightOnlyCase(Case):
     """A dense layer of Keras of which the weights alone are quantized: rows of k numbers, and b
     [k, n] of 4 bits, two in a byte, with scales and zeros for every `group` of the k, or of 8 bits
-    with one scale a column."""
+    with one scale a column. `form` is how it is spelled: a `matmul`, of rows in two batches a
+    `dense` layer by `tensordot` or a `batch_matmul`, of `heads` two columns wide by `matmul` and
+    `reshape` or by `einsum`; or the `numbers` alone."""
 
     modes = MODES[:1]
 
@@ -430,6 +432,7 @@ class WeightOnlyCase(Case):
     n: int = 3
     bits: int = 4
     group: int = 2
+    form: str = "matmul"
     bias: bool = True
     act: str = "none"
     dtype: str = "float32"
@@ -437,7 +440,9 @@ class WeightOnlyCase(Case):
     @property
     def family(self):
         """The family of its rule."""
-        return "weight_only_matmul" + "_bias" * self.bias
+        if self.form == "numbers":
+            return "dequantized_weights"
+        return f"weight_only_{self.form}" + "_bias" * self.bias
 
     @property
     def groups(self):
@@ -447,7 +452,8 @@ class WeightOnlyCase(Case):
     def title(self):
         """What it is, for people."""
         act = self.act.replace("_", " ")
-        return f"{self.bits}-bit weights {self.m}x{self.k}x{self.n}, {act}"
+        form = "" if self.form == "matmul" else f" {self.form.replace('_', ' ')}"
+        return f"{self.bits}-bit weights{form} {self.m}x{self.k}x{self.n}, {act}"
 
     def inputs(self, seed=0):
         """float64 array a, of int8 b, scales; with 4 bits int8 zeros and the int32 number of each

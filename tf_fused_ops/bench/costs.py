@@ -155,6 +155,8 @@ def _(case: WeightOnlyCase, mode):
     weights = case.k * case.n
     scales = (4 + 1) * case.groups * case.n if case.bits == 4 else 4 * case.n
     read = weights * case.bits // 8 + scales
+    if case.form == "numbers":
+        return Work(0, BYTES[case.dtype] * weights + read)
     return Work(case.m * weights, BYTES[case.dtype] * numbers + read)
 
 

@@ -313,6 +313,17 @@ GROUPS = {
         "weight_only_8_bits_128_rows": WeightOnlyCase(128, 2048, 2048, bits=8),
         "weight_only_odd": WeightOnlyCase(37, 96, 1001, group=32),
     },
+    # The same product as every rule for it finds it, and the numbers alone.
+    "weight_only_forms": {
+        **{
+            f"weight_only_{form}{'_bias' * bias}": WeightOnlyCase(
+                16, 768, 768, group=128, form=form, bias=bias, act="none" if bias else "silu"
+            )
+            for form in ("dense", "batch_matmul", "heads", "einsum")
+            for bias in (True, False)
+        },
+        "weight_only_numbers": WeightOnlyCase(1, 768, 768, group=128, form="numbers", bias=False),
+    },
     # A small language model behind a prompt of which only the keys and values count.
     "generation": {
         "decoder_tiny": DecoderCase(),

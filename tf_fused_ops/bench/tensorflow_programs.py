@@ -486,13 +486,33 @@ def _(case: WeightOnlyCase):
         zero = tf.cast(tf.gather(zero, group), dtype)
         return (tf.cast(integers, dtype) - zero) * tf.gather(tf.cast(scale, dtype), group)
 
+    def product(a, w):
+        heads = [2, case.n // 2]
+        if case.form == "matmul":
+            return tf.matmul(a, w)
+        a = tf.reshape(a, [2, case.m // 2, case.k])
+        if case.form == "dense":
+            return tf.tensordot(a, w, 1)
+        if case.form == "einsum":
+            w = tf.reshape(w, [case.k, *heads])
+            return tf.raw_ops.Einsum(inputs=[a, w], equation="abc,cde->abde")
+        y = tf.matmul(a, w)
+        return y if case.form == "batch_matmul" else tf.reshape(y, [-1, case.m // 2, *heads])
+
     def forward(a, b, scale, *others):
         if case.bits == 8:
             y = tf.matmul(a, tf.cast(b, a.dtype)) / tf.cast(scale, a.dtype)
         else:
             zero, group, *others = others
-            y = tf.matmul(a, numbers(b, scale, zero, group, a.dtype))
-        return _ACTIVATIONS[case.act](tf.nn.bias_add(y, *others) if others else y)
+            w = numbers(b, scale, zero, group, a.dtype)
+            if case.form == "numbers":
+                return w
+            y = product(a, w)
+        if others and y.shape.rank == 4:
+            y += tf.reshape(others[0], y.shape[2:])
+        elif others:
+            y = tf.nn.bias_add(y, *others)
+        return _ACTIVATIONS[case.act](y)
 
     return forward
 

@@ -262,6 +262,9 @@ def _(case: QuantizedCase):
 
 @_program.register
 def _(case: WeightOnlyCase):
+    if case.form != "matmul":
+        raise NotImplementedError(f"{case.title()} is the same in another spelling")
+
     def prepare(a, b, scale, *others):
         if case.bits == 8:
             return a, b.T.contiguous(), (1 / scale).to(a.dtype), *others
