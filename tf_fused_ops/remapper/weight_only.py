@@ -22,7 +22,8 @@ class _WeightOnly:
     Operand b are the numbers; how they are made is not part of the chain.
 
     Variants, by attribute:
-        divided: Whether the product is divided by the columns' scales, operand `divisor`.
+        divided: The rank of the columns' scales, operand `divisor`, by which the product is
+            divided; None if it is not.
         gradient: The code of the custom gradient around the product, None if there is none.
         arguments: What that is of, as (tf.DType, rank) each.
     """
