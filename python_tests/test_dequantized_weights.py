@@ -293,3 +293,37 @@ def test_as_keras_has_them():
     )
     assert [v.dtype for v in node.inputs] == [tf.int8, tf.float32, tf.int8, tf.float32]
     assert all(value.op.type == "ReadVariableOp" for value in node.inputs)
+
+
+HUGE = 1 << 40
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("tb", [False, True])
+def test_sizes_that_memory_has_no_room_for(tb, bits):
+    """Of empty tensors, whose other sizes would be too large for a tensor or for a list of rows."""
+
+    def turned(*shape):
+        return shape[::-1] if tb else shape
+
+    def product(b, scale, group=None):
+        a, b, scale = tf.zeros([0, HUGE]), tf.zeros(turned(*b), tf.int8), tf.zeros(turned(*scale))
+        keywords = {"transpose_b": tb, "bits": bits, "packed_axis": 0 if tb else 1}
+        return tfo.weight_only_matmul_bias_act(a, b, scale, group=group, **keywords)
+
+    assert product((HUGE, 0), (1, 0)).shape == [0, 0]
+    for b, scale, name in [
+        ((HUGE, 0), (0, HUGE), "b"),
+        ((0, HUGE), (0, HUGE), "b"),
+        ((HUGE, 0), (0, 0), "scale"),
+    ]:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=rf"\b{name}\b"):
+            product(b, scale)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="group"):
+        product((HUGE, 0), (1, 0), tf.zeros([3], tf.int32))
+    group = tf.zeros([0], tf.int32)
+    w = op(
+        WeightOnlyOpCase(bits=8, tb=tb),
+        *(tf.zeros(turned(0, HUGE), tf.int8), tf.zeros(turned(0, HUGE)), None, group),
+    )
+    assert w.shape == turned(0, HUGE)

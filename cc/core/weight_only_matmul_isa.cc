@@ -16,14 +16,14 @@ namespace {
 // Of the columns that a worker has as numbers at a time.
 constexpr std::int64_t kColumnsBytes = 512 << 10;
 // So many rows are worth having all columns, of which they read some at a time.
-constexpr std::int64_t kWhole = 1024;
+constexpr std::int64_t kRowsOfAllColumns = 1024;
 constexpr std::int64_t kTasksOfWorker = 4;
 
 template <class T>
 std::int64_t ColumnsTogether(const WeightOnlyMatMulArgs& args, int workers) {
   constexpr std::int64_t kWidth = kTileColumns<Accumulator<T>>;
   const QuantizedWeights& w = args.weights;
-  if (args.rows >= kWhole) return w.columns;
+  if (args.rows >= kRowsOfAllColumns) return w.columns;
   const std::int64_t size = Max(w.depth, 1) * std::int64_t{sizeof(T)};
   const std::int64_t most =
       Min(kColumnsBytes / size, w.columns / (kTasksOfWorker * workers));

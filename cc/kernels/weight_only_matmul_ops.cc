@@ -26,26 +26,30 @@ template <class Tg>
 absl::Status CopyGroups(const Tensor& group, std::int64_t groups,
                         std::vector<std::int32_t>* out) {
   const auto* const given = static_cast<const Tg*>(group.data());
-  const auto end = static_cast<Tg>(groups);
+  out->resize(group.NumElements());
   for (std::size_t k = 0; k < out->size(); ++k) {
+    const double number = given[k];
     // What is no number is in no group.
-    if (!(given[k] > -end - 1 && given[k] < end)) {
+    if (!(number > -groups - 1.0 && number < groups)) {
       return Invalid("group must be at least ", -groups, " and less than ",
                      groups, ", got ", given[k], " at ", k);
     }
-    const auto g = static_cast<std::int32_t>(given[k]);
+    const auto g = static_cast<std::int64_t>(number);
     (*out)[k] = static_cast<std::int32_t>(g < 0 ? g + groups : g);
   }
   return absl::OkStatus();
 }
 
-// The group of each of `depth` rows. Null: parts of equal size.
-absl::Status Groups(const Tensor* group, std::int64_t depth,
-                    std::int64_t groups, std::vector<std::int32_t>* out) {
-  out->resize(depth);
+// The group of each row of weights. Null: parts of equal size.
+absl::Status Groups(const Tensor* group, const tfo::QuantizedWeights& weights,
+                    std::vector<std::int32_t>* out) {
+  const std::int64_t groups = weights.groups;
   if (group == nullptr) {
-    const std::int64_t size = groups > 0 ? (depth + groups - 1) / groups : 0;
-    for (std::int64_t k = 0; k < depth; ++k)
+    // Of nothing there may be more rows than memory has room for.
+    if (weights.columns == 0 || weights.depth == 0) return absl::OkStatus();
+    const std::int64_t size = (weights.depth + groups - 1) / groups;
+    out->resize(weights.depth);
+    for (std::int64_t k = 0; k < weights.depth; ++k)
       (*out)[k] = static_cast<std::int32_t>(k / size);
     return absl::OkStatus();
   }
@@ -90,21 +94,24 @@ absl::Status ReadWeights(OpKernelContext* ctx, const WeightLayout& layout,
   const int depth_axis = layout.transpose_b ? 1 : 0;
   const std::int64_t groups = scale.dim_size(depth_axis);
   const std::int64_t columns = scale.dim_size(1 - depth_axis);
-  TensorShape bytes({depth, columns});
-  if (layout.transpose_b) bytes = TensorShape({columns, depth});
-  if (const int packed = layout.PackedAxis(); packed >= 0)
-    bytes.set_dim(packed, (bytes.dim_size(packed) + 1) / 2);
-  TF_RETURN_IF_ERROR(
-      CheckShape("b", b, "the bytes that depth and scale tell", bytes));
+  for (int axis = 0; axis < 2; ++axis) {
+    const std::int64_t size = axis == depth_axis ? depth : columns;
+    const bool packed = axis == layout.PackedAxis();
+    const std::int64_t bytes = packed ? size / 2 + size % 2 : size;
+    if (b.dim_size(axis) == bytes) continue;
+    return Invalid("b must have ", bytes, " bytes along dimension ", axis,
+                   ", as ", axis == depth_axis ? "depth" : "scale",
+                   " tells, got shape ", b.shape().DebugString());
+  }
   if (depth > 0 && groups == 0) {
     return Invalid("scale must have a group, got shape ",
                    scale.shape().DebugString());
   }
   if (zero != nullptr)
     TF_RETURN_IF_ERROR(CheckShape("zero", *zero, "scale", scale.shape()));
-  TF_RETURN_IF_ERROR(Groups(group, depth, groups, group_of));
   const float* const zeros = zero == nullptr ? nullptr : Zeros(*zero, scratch);
-  if (zero != nullptr && zeros == nullptr) return OutOfScratch();
+  if (zero != nullptr && zero->NumElements() > 0 && zeros == nullptr)
+    return OutOfScratch();
   *out = {depth,
           columns,
           groups,
@@ -114,7 +121,9 @@ absl::Status ReadWeights(OpKernelContext* ctx, const WeightLayout& layout,
           static_cast<const std::uint8_t*>(b.data()),
           static_cast<const float*>(scale.data()),
           zeros,
-          group_of->data()};
+          nullptr};
+  TF_RETURN_IF_ERROR(Groups(group, *out, group_of));
+  out->group = group_of->data();
   return absl::OkStatus();
 }
 

@@ -63,15 +63,13 @@ absl::Status WeightOnlyMatMulShape(InferenceContext* c) {
 absl::Status DequantizedWeightsShape(InferenceContext* c) {
   WeightLayout layout;
   TF_RETURN_IF_ERROR(ReadWeightLayout(c, &layout));
-  ShapeHandle b, scale;
+  ShapeHandle b, scale, group;
   TF_RETURN_IF_ERROR(SingleInput(c, "b", 2, &b));
   TF_RETURN_IF_ERROR(SingleInput(c, "scale", 2, &scale));
   TF_RETURN_IF_ERROR(MergeShapes(c, "zero", "scale", &scale));
   const int depth_axis = layout.transpose_b ? 1 : 0;
-  std::vector<ShapeHandle> group;
-  TF_RETURN_IF_ERROR(c->input("group", &group));
-  TF_RETURN_IF_ERROR(RequireRank(c, "group", 1, 1, &group[0]));
-  DimensionHandle depth = c->Dim(group[0], 0);
+  TF_RETURN_IF_ERROR(SingleInput(c, "group", 1, &group));
+  DimensionHandle depth = c->Dim(group, 0);
   DimensionHandle columns = c->Dim(scale, 1 - depth_axis);
   TF_RETURN_IF_ERROR(
       MergeNumbers(c, b, depth_axis, layout.PackedAxis(), "group", &depth));
@@ -145,8 +143,8 @@ b: the integers q: [k, n], or [n, k] where transpose_b is set. With bits = 4 a
 scale: [groups, n], or [n, groups] where transpose_b is set.
 zero: none, or one matrix of scale's shape: zeros.
 group: none, or one vector of length k, from -groups to groups - 1, negative
-  ones from the last group backwards, floats cut off; none: parts of k, one after the other, of
-  ceil(k / groups) each.
+  ones from the last group backwards, floats cut off: parts of k, one after the
+  other, of ceil(k / groups) each.
 bias: none, or one vector of length n.
 bits: 4 or 8.
 packed_axis: 0 or 1, of b; with 8 bits it is ignored.

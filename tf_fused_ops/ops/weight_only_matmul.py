@@ -45,8 +45,8 @@ def weight_only_matmul_bias_act(
             [ceil(k / 2), n], [k, ceil(n / 2)] and so on.
         scale: float32 [groups, n], or [n, groups] with transpose_b; [n] is one group.
         zero: What is taken from the integers: float32 of scale's shape, or None.
-        group: int32 [k], from -groups to groups - 1, as `tf.gather` of NumPy's kind counts; None:
-            parts of k, one after the other, of ceil(k / groups) each.
+        group: int32 [k], from -groups to groups - 1, negative ones from the last group backwards;
+            None: parts of k, one after the other, of ceil(k / groups) each.
         bias: [n], of a's dtype, or None.
         activation: As for `matmul_bias_act`.
         approximate: Whether "gelu" is the tanh form.
