@@ -16,6 +16,8 @@ from tf_fused_ops.remapper import folding
 from tf_fused_ops.remapper.emission import reshape
 
 _INTEGERS = (tf.int8, tf.uint8)
+# The types of the ops that numbers come from.
+_MAKERS = frozenset({"Mul", "RealDiv", "Cast", "Transpose", "Reshape"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +28,9 @@ class Weights:
         b: int8 or uint8: a matrix, or of the same elements in more dimensions.
         transposed: Whether it is [columns, depth].
         packed_axis: The dimension of b along which a byte has two numbers, None if it has one.
-        scale: [groups, columns], or [columns, groups] if `scale_transposed`; with `inverse`,
-            [columns]; None: ones.
+        scale: [groups, columns], or [columns, groups] if `scale_transposed`; without groups what is
+            divided by, [columns]; None: ones.
         scale_transposed: See above.
-        inverse: Whether scale is divided by.
         zero: Of scale's shape, or None.
         group: int32 [depth], or None for one group.
         divisor: [depth], or None.
@@ -37,10 +38,9 @@ class Weights:
 
     b: tf.Tensor
     transposed: bool
-    packed_axis: int | None = None
+    packed_axis: int | None
     scale: tf.Tensor | None = None
     scale_transposed: bool = False
-    inverse: bool = False
     zero: tf.Tensor | None = None
     group: tf.Tensor | None = None
     divisor: tf.Tensor | None = None
@@ -61,12 +61,13 @@ def find(w, summed=1):
             others.
         summed: How many are the depth.
     """
-    if not w.shape.is_fully_defined() or w.shape.rank <= summed:
+    # Most numbers are no integers', and that is told soonest so.
+    if w.op.type not in _MAKERS or not w.shape.is_fully_defined() or w.shape.rank <= summed:
         return None
     below = _below_reshapes(w)
     if below.shape != matrix(w, summed):
         integers = _cast_integers(below)
-        return None if integers is None else Weights(integers, transposed=False)
+        return None if integers is None else Weights(integers, transposed=False, packed_axis=None)
     w, divisor = below, None
     if w.op.type == "RealDiv" and (column := _column(w.op.inputs[1])) is not None:
         w, divisor = w.op.inputs[0], column
@@ -108,8 +109,8 @@ def find_groups(w):
 def find_packed(table):
     """Returns the Weights of the integers of 4 bits that a matrix is, or None."""
     known = table.dtype in _INTEGERS and table.shape.rank == 2 and table.shape.is_fully_defined()
-    found = _integers(table, transposed=False) if known else ()
-    return Weights(*found) if len(found or ()) == 3 else None
+    found = _integers(table, transposed=False) if known else None
+    return None if found is None or found[2] is None else Weights(*found)
 
 
 def _numbers(w, depth_axis):
@@ -123,7 +124,7 @@ def _numbers(w, depth_axis):
         integers = _cast_integers(numbers)
         if integers is None or integers.shape != w.shape or scale.shape != w.shape[1:]:
             return None
-        return integers, {"scale": scale, "inverse": True}
+        return integers, {"scale": scale}
     integers = _cast_integers(w)
     return None if integers is None else (integers, {})
 
@@ -191,7 +192,8 @@ def _integers(tensor, transposed):
     below, swapped = _below_transpose(tensor)
     packed = None if below is None else _packed(below)
     if packed is None:
-        return (below, transposed ^ swapped) if below is not None else (tensor, transposed)
+        plain = (tensor, transposed) if below is None else (below, transposed ^ swapped)
+        return *plain, None
     b, bytes_swapped = _below_transpose(packed)
     if b is None or b.shape.rank != 2:
         return None
@@ -306,7 +308,7 @@ def _below_transpose(tensor):
     order = tensor_util.constant_value(tensor.op.inputs[1])
     if order is None or len(order) != 2:
         return None, False
-    return (tensor.op.inputs[0], True) if list(order) == [1, 0] else (tensor.op.inputs[0], False)
+    return tensor.op.inputs[0], list(order) == [1, 0]
 
 
 def _column(tensor):

@@ -1,7 +1,5 @@
 """Rules for products with weights of 8 or 4 bits that become numbers first."""
 
-from typing import ClassVar
-
 import tensorflow as tf
 from tensorflow.python.framework import tensor_util
 
@@ -150,84 +148,31 @@ class _WeightOnly:
         return f"weight-only {super().label(match)}"
 
 
-def _with(operands):
-    """Returns the operands of a rule, with those of what is around a product."""
-    return operands | {"divisor": (1, 2, 3, 4, 5, 6)} | dict.fromkeys(_ARGUMENTS, ())
+_FORMS = {
+    "matmul": product.MatMulBiasAct,
+    "dense": product.DenseBiasAct,
+    "batch_matmul": product.BatchMatMulBiasAct,
+    "heads": product.HeadsBiasAct,
+    "einsum": product.EinsumBiasAct,
+}
 
 
-def _without_bias(rule):
-    """Returns the operands of a rule for a product but for the bias."""
-    return {name: ranks for name, ranks in rule.operands.items() if name != "bias"}
+def _rule(form, base, biased):
+    """Returns the rule for a form of product, with bias or without."""
+    kept = {name: base.operands[name] for name in base.operands if biased or name != "bias"}
+    around = {"divisor": (1, 2, 3, 4, 5, 6)} | dict.fromkeys(_ARGUMENTS, ())
+    bias = "_bias" if biased else ""
+    members = {
+        "__doc__": f"{base.__doc__} With numbers for b{'' if biased else ', without bias'}.",
+        "family": f"weight_only_{form}{bias}",
+        "operands": kept | around,
+    }
+    return type(f"WeightOnly{base.__name__}", (_WeightOnly, base), members)
 
 
-class WeightOnlyMatMulBiasAct(_WeightOnly, product.MatMulBiasAct):
-    """act(matmul(a, numbers) + bias)."""
-
-    family = "weight_only_matmul_bias"
-    operands: ClassVar = _with(product.MatMulBiasAct.operands)
-
-
-class WeightOnlyMatMulAct(_WeightOnly, product.MatMulBiasAct):
-    """act(matmul(a, numbers))."""
-
-    family = "weight_only_matmul"
-    operands: ClassVar = _with(_without_bias(product.MatMulBiasAct))
-
-
-class WeightOnlyDenseBiasAct(_WeightOnly, product.DenseBiasAct):
-    """act(tensordot(a, numbers) + bias)."""
-
-    family = "weight_only_dense_bias"
-    operands: ClassVar = _with(product.DenseBiasAct.operands)
-
-
-class WeightOnlyDenseAct(_WeightOnly, product.DenseBiasAct):
-    """act(tensordot(a, numbers))."""
-
-    family = "weight_only_dense"
-    operands: ClassVar = _with(_without_bias(product.DenseBiasAct))
-
-
-class WeightOnlyBatchMatMulBiasAct(_WeightOnly, product.BatchMatMulBiasAct):
-    """act(matmul(a, numbers) + bias) for a batch of matrices a."""
-
-    family = "weight_only_batch_matmul_bias"
-    operands: ClassVar = _with(product.BatchMatMulBiasAct.operands)
-
-
-class WeightOnlyBatchMatMulAct(_WeightOnly, product.BatchMatMulBiasAct):
-    """act(matmul(a, numbers)) for a batch of matrices a."""
-
-    family = "weight_only_batch_matmul"
-    operands: ClassVar = _with(_without_bias(product.BatchMatMulBiasAct))
-
-
-class WeightOnlyHeadsBiasAct(_WeightOnly, product.HeadsBiasAct):
-    """act(reshape(matmul(a, numbers), shape) + bias)."""
-
-    family = "weight_only_heads_bias"
-    operands: ClassVar = _with(product.HeadsBiasAct.operands)
-
-
-class WeightOnlyHeadsAct(_WeightOnly, product.HeadsBiasAct):
-    """act(reshape(matmul(a, numbers), shape))."""
-
-    family = "weight_only_heads"
-    operands: ClassVar = _with(_without_bias(product.HeadsBiasAct))
-
-
-class WeightOnlyEinsumBiasAct(_WeightOnly, product.EinsumBiasAct):
-    """act(einsum("…K,KN->…N", a, numbers) + bias)."""
-
-    family = "weight_only_einsum_bias"
-    operands: ClassVar = _with(product.EinsumBiasAct.operands)
-
-
-class WeightOnlyEinsumAct(_WeightOnly, product.EinsumBiasAct):
-    """act(einsum("…K,KN->…N", a, numbers))."""
-
-    family = "weight_only_einsum"
-    operands: ClassVar = _with(_without_bias(product.EinsumBiasAct))
+RULES = tuple(
+    _rule(form, base, biased) for form, base in _FORMS.items() for biased in (True, False)
+)
 
 
 def _summed(equation):
@@ -249,17 +194,3 @@ def _is_one(divisor):
     """Returns whether a divisor is known to change nothing."""
     value = tensor_util.constant_value(divisor)
     return value is not None and value.size == 1 and value.item() == 1
-
-
-RULES = (
-    WeightOnlyMatMulBiasAct,
-    WeightOnlyMatMulAct,
-    WeightOnlyDenseBiasAct,
-    WeightOnlyDenseAct,
-    WeightOnlyBatchMatMulBiasAct,
-    WeightOnlyBatchMatMulAct,
-    WeightOnlyHeadsBiasAct,
-    WeightOnlyHeadsAct,
-    WeightOnlyEinsumBiasAct,
-    WeightOnlyEinsumAct,
-)
