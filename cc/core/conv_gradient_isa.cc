@@ -1,12 +1,16 @@
 #include "cc/core/few_rows.h"
 #include "cc/core/filter_gradient.h"
 #include "cc/core/groups.h"
-#include "cc/core/input_gradient.h"
 #include "cc/core/small_groups_filter_gradient.h"
 #include "cc/core/storage.h"
 #include "cc/core/winograd_filter_gradient.h"
 
 namespace tfo::TFO_ISA {
+
+// In correlations_isa.cc. The input gradient, of one group or of all that are
+// computed together; the filter gradient of few columns.
+ConvGradientFunction ConvInputGradient, ConvFilterGradientOfFewColumns;
+
 namespace {
 
 // Whether the columns of a filter gradient's tiles are better x's channels than
@@ -47,36 +51,8 @@ bool FilterGradientExchanged(const FilterGradient<T>& g,
                                   parallel, scratch);
 }
 
-// The same filter gradient of one line of pixels under one tap as a product of
-// few rows.
-template <class T>
-Correlation<T> OfFewRows(const FilterGradient<T>& g) {
-  const ConvShape& s = g.shape;
-  const FilterMap map = FilterMapOf(s);
-  return {{g.dz,
-           {0, 0, g.dz_map.c, g.dz_map.w},
-           1,
-           1,
-           s.out_c,
-           s.out_w,
-           g.x.taps,
-           1,
-           1,
-           1,
-           s.out_c},
-          s.in_c,
-          g.x.source.data,
-          {g.x.map.w, 1, 0},
-          {g.filters_gradient,
-           nullptr,
-           nullptr,
-           nullptr,
-           Activation::kNone,
-           0,
-           {0, 0, map.column, map.row}}};
-}
-
-// Whether that is better than tiles of few columns.
+// Whether a product of few rows is better than tiles of few columns: of one
+// line of pixels under one tap.
 template <class T>
 bool HasFewColumns(const FilterGradient<T>& g) {
   const ConvShape& s = g.shape;
@@ -87,15 +63,15 @@ bool HasFewColumns(const FilterGradient<T>& g) {
          s.in_c >= kLeastColumnVectors * kLanes<Accumulator<T>>;
 }
 
-// All that a FilterGradient asks for.
+// All that a FilterGradient asks for, which is of `args`.
 template <class T>
-bool FilterGradients(FilterGradient<T> g, bool winograd,
+bool FilterGradients(FilterGradient<T> g, const ConvGradientArgs& args,
                      const Parallel& parallel, const Scratch& scratch) {
   if (HasSmallGroups<T>(g.shape))
     return SmallGroupsFilterGradient(g, parallel, scratch);
   const bool few_columns = HasFewColumns(g);
   if (few_columns || ExchangesOperands(g)) {
-    if (!(few_columns ? CorrelateFewRows(OfFewRows(g), parallel, scratch)
+    if (!(few_columns ? ConvFilterGradientOfFewColumns(args, parallel, scratch)
                       : FilterGradientExchanged(g, parallel, scratch))) {
       return false;
     }
@@ -103,7 +79,7 @@ bool FilterGradients(FilterGradient<T> g, bool winograd,
     if (g.bias_gradient == nullptr && g.side_input_gradient == nullptr)
       return true;
   }
-  return winograd && g.filters_gradient != nullptr &&
+  return args.winograd && g.filters_gradient != nullptr &&
                  g.side_input_gradient == nullptr &&
                  WinogradPays(g.shape, g.x, g.shape.out_c)
              ? FilterGradientByWinograd(g, parallel, scratch)
@@ -115,24 +91,15 @@ template <class T>
 bool Gradients(const ConvGradientArgs& args, const Parallel& parallel,
                const Scratch& scratch) {
   const ConvShape s = Flatten(args.shape);
-  const AddressMap x_map =
-      AddressMap::Of(s.in_h, s.in_w, s.InputChannels(), s.input_channels_first);
-  const AddressMap dz_map = AddressMap::Of(s.out_h, s.out_w, s.OutputChannels(),
-                                           s.output_channels_first);
-  const Source<T> dz{static_cast<const T*>(args.dy),
-                     args.activation == Activation::kNone
-                         ? nullptr
-                         : static_cast<const T*>(args.saved),
-                     args.activation, static_cast<Accumulator<T>>(args.alpha)};
   bool wants_input = args.input_gradient != nullptr;
-  TapList taps{scratch.Allocate<Tap>(s.kernel_h * s.kernel_w)};
-  if (taps.taps == nullptr) return false;
   if (args.filters_gradient != nullptr || args.bias_gradient != nullptr ||
       args.side_input_gradient != nullptr) {
+    TapList taps{scratch.Allocate<Tap>(s.kernel_h * s.kernel_w)};
+    if (taps.taps == nullptr) return false;
     ForwardTaps(s, &taps);
     FilterGradient<T> g{InputWindows<T>(s, args.input, taps),
-                        dz,
-                        dz_map,
+                        PreActivationGradient<T>(args),
+                        OutputMap(s),
                         s,
                         static_cast<T*>(args.filters_gradient),
                         static_cast<T*>(args.bias_gradient),
@@ -141,23 +108,12 @@ bool Gradients(const ConvGradientArgs& args, const Parallel& parallel,
         JoinsInputGradient(g)) {
       g.input_gradient = static_cast<T*>(args.input_gradient);
       g.filters = static_cast<const T*>(args.filters);
-      g.x_map = x_map;
+      g.x_map = InputMap(s);
       wants_input = false;
     }
-    if (!FilterGradients(g, args.winograd, parallel, scratch)) return false;
+    if (!FilterGradients(g, args, parallel, scratch)) return false;
   }
-  if (!wants_input) return true;
-  const Epilogue<T> x{static_cast<T*>(args.input_gradient),
-                      nullptr,
-                      nullptr,
-                      nullptr,
-                      Activation::kNone,
-                      0,
-                      x_map};
-  return ComputeInputGradient<T>(
-      {dz, dz_map, static_cast<const T*>(args.filters),
-       FilterMapOf(s).Transposed(), x, args.winograd},
-      s, taps, parallel, scratch);
+  return !wants_input || ConvInputGradient(args, parallel, scratch);
 }
 
 template <class T>
@@ -181,46 +137,7 @@ bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
               : ForGroups<T>(input, parallel, scratch, group));
 }
 
-// The output is that of the input gradient of the shape's convolution.
-template <class T>
-bool Transposed(const ConvForwardArgs& args, const Parallel& parallel,
-                const Scratch& scratch) {
-  const ConvShape s = Flatten(args.shape);
-  TapList taps{scratch.Allocate<Tap>(s.kernel_h * s.kernel_w)};
-  if (taps.taps == nullptr) return false;
-  Epilogue<T> y{static_cast<T*>(args.y),
-                static_cast<T*>(args.pre_activation),
-                nullptr,
-                static_cast<const T*>(args.side_input),
-                args.activation,
-                static_cast<Accumulator<T>>(args.alpha),
-                AddressMap::Of(s.in_h, s.in_w, s.in_c, s.input_channels_first)};
-  // A pixel may stand for a line of them.
-  const std::int64_t channels = args.shape.in_c;
-  if (!Repeat(static_cast<const T*>(args.bias), channels, s.in_c / channels,
-              scratch, &y.bias)) {
-    return false;
-  }
-  return ComputeInputGradient<T>(
-      {{static_cast<const T*>(args.input), nullptr, Activation::kNone, 0},
-       AddressMap::Of(s.out_h, s.out_w, s.OutputChannels(),
-                      s.output_channels_first),
-       static_cast<const T*>(args.filters),
-       FilterMapOf(s).Transposed(),
-       y,
-       false},
-      s, taps, parallel, scratch);
-}
-
 }  // namespace
-
-bool ConvTranspose(const ConvForwardArgs& args, const Parallel& parallel,
-                   const Scratch& scratch) {
-  return WithStorage(args.dtype, [&](auto storage) {
-    return Transposed<typename decltype(storage)::type>(args, parallel,
-                                                        scratch);
-  });
-}
 
 bool ConvGradient(const ConvGradientArgs& args, const Parallel& parallel,
                   const Scratch& scratch) {

@@ -155,6 +155,26 @@ struct SeenAxis {
   }
 };
 
+// Where x and z, and with it dz, lie in memory.
+TFO_INLINE AddressMap InputMap(const ConvShape& s) {
+  return AddressMap::Of(s.in_h, s.in_w, s.InputChannels(),
+                        s.input_channels_first);
+}
+TFO_INLINE AddressMap OutputMap(const ConvShape& s) {
+  return AddressMap::Of(s.out_h, s.out_w, s.OutputChannels(),
+                        s.output_channels_first);
+}
+
+// dz = dy * slope.
+template <class T>
+TFO_INLINE Source<T> PreActivationGradient(const ConvGradientArgs& args) {
+  return {static_cast<const T*>(args.dy),
+          args.activation == Activation::kNone
+              ? nullptr
+              : static_cast<const T*>(args.saved),
+          args.activation, static_cast<Accumulator<T>>(args.alpha)};
+}
+
 // x under the forward filter.
 template <class T>
 TFO_INLINE Windows<T> InputWindows(const ConvShape& s, const void* x,
@@ -166,8 +186,7 @@ TFO_INLINE Windows<T> InputWindows(const ConvShape& s, const void* x,
       s.input_channels_first
           ? SeenAxis{s.in_w, 1, s.stride_w}
           : SeenAxis::Of(s.in_w, s.kernel_w, s.stride_w, s.pad_left, s.out_w);
-  AddressMap map =
-      AddressMap::Of(s.in_h, s.in_w, s.InputChannels(), s.input_channels_first);
+  AddressMap map = InputMap(s);
   map.h *= h.step;
   map.w *= w.step;
   return {{static_cast<const T*>(x), nullptr, Activation::kNone, 0},

@@ -1,8 +1,13 @@
+// What the engine computes as a source image * filters -> epilogue: the
+// convolution, its input gradient, the transposed convolution, a dense layer's
+// filter gradient of few columns. They are instances of the same templates,
+// which one file compiles once.
 #include "cc/core/batch_norm.h"
 #include "cc/core/correlate_in_parts.h"
 #include "cc/core/few_channels.h"
 #include "cc/core/few_rows.h"
 #include "cc/core/groups.h"
+#include "cc/core/input_gradient.h"
 #include "cc/core/small_groups.h"
 #include "cc/core/storage.h"
 #include "cc/core/winograd.h"
@@ -167,6 +172,93 @@ bool Pack(const ConvForwardArgs& args, const Parallel& parallel,
   return true;
 }
 
+// The input gradient alone, of one group or of all that are computed together.
+template <class T>
+bool InputGradient(const ConvGradientArgs& args, const Parallel& parallel,
+                   const Scratch& scratch) {
+  const ConvShape s = Flatten(args.shape);
+  TapList taps{scratch.Allocate<Tap>(s.kernel_h * s.kernel_w)};
+  if (taps.taps == nullptr) return false;
+  const Epilogue<T> x{static_cast<T*>(args.input_gradient),
+                      nullptr,
+                      nullptr,
+                      nullptr,
+                      Activation::kNone,
+                      0,
+                      InputMap(s)};
+  return ComputeInputGradient<T>(
+      {PreActivationGradient<T>(args), OutputMap(s),
+       static_cast<const T*>(args.filters), FilterMapOf(s).Transposed(), x,
+       args.winograd},
+      s, taps, parallel, scratch);
+}
+
+// The filter gradient of one line of pixels under one tap as a product of few
+// rows, the channels of dz.
+template <class T>
+bool FilterGradientOfFewColumns(const ConvGradientArgs& args,
+                                const Parallel& parallel,
+                                const Scratch& scratch) {
+  const ConvShape s = Flatten(args.shape);
+  const AddressMap x = InputMap(s), dz = OutputMap(s);
+  const FilterMap map = FilterMapOf(s);
+  Tap tap{0, 0, 0};
+  TapList taps{&tap};
+  taps.Add(tap);
+  const Correlation<T> c{{PreActivationGradient<T>(args),
+                          {0, 0, dz.c, dz.w},
+                          1,
+                          1,
+                          s.out_c,
+                          s.out_w,
+                          taps,
+                          1,
+                          1,
+                          1,
+                          s.out_c},
+                         s.in_c,
+                         static_cast<const T*>(args.input),
+                         {x.w, 1, 0},
+                         {static_cast<T*>(args.filters_gradient),
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          Activation::kNone,
+                          0,
+                          {0, 0, map.column, map.row}}};
+  return CorrelateFewRows(c, parallel, scratch);
+}
+
+// The output is that of the input gradient of the shape's convolution.
+template <class T>
+bool Transposed(const ConvForwardArgs& args, const Parallel& parallel,
+                const Scratch& scratch) {
+  const ConvShape s = Flatten(args.shape);
+  TapList taps{scratch.Allocate<Tap>(s.kernel_h * s.kernel_w)};
+  if (taps.taps == nullptr) return false;
+  Epilogue<T> y{static_cast<T*>(args.y),
+                static_cast<T*>(args.pre_activation),
+                nullptr,
+                static_cast<const T*>(args.side_input),
+                args.activation,
+                static_cast<Accumulator<T>>(args.alpha),
+                InputMap(s)};
+  // A pixel may stand for a line of them.
+  const std::int64_t channels = args.shape.in_c;
+  if (!Repeat(static_cast<const T*>(args.bias), channels, s.in_c / channels,
+              scratch, &y.bias)) {
+    return false;
+  }
+  return ComputeInputGradient<T>(
+      {{static_cast<const T*>(args.input), nullptr, Activation::kNone, 0},
+       OutputMap(s),
+       static_cast<const T*>(args.filters),
+       FilterMapOf(s).Transposed(),
+       y,
+       false},
+      s, taps, parallel, scratch);
+}
+
 }  // namespace
 
 std::int64_t ConvPackedBytes(const ConvForwardArgs& args,
@@ -188,6 +280,31 @@ bool ConvForward(const ConvForwardArgs& args, const Parallel& parallel,
                  const Scratch& scratch) {
   return WithStorage(args.dtype, [&](auto storage) {
     return Forward<typename decltype(storage)::type>(args, parallel, scratch);
+  });
+}
+
+bool ConvInputGradient(const ConvGradientArgs& args, const Parallel& parallel,
+                       const Scratch& scratch) {
+  return WithStorage(args.dtype, [&](auto storage) {
+    return InputGradient<typename decltype(storage)::type>(args, parallel,
+                                                           scratch);
+  });
+}
+
+bool ConvFilterGradientOfFewColumns(const ConvGradientArgs& args,
+                                    const Parallel& parallel,
+                                    const Scratch& scratch) {
+  return WithStorage(args.dtype, [&](auto storage) {
+    return FilterGradientOfFewColumns<typename decltype(storage)::type>(
+        args, parallel, scratch);
+  });
+}
+
+bool ConvTranspose(const ConvForwardArgs& args, const Parallel& parallel,
+                   const Scratch& scratch) {
+  return WithStorage(args.dtype, [&](auto storage) {
+    return Transposed<typename decltype(storage)::type>(args, parallel,
+                                                        scratch);
   });
 }
 
