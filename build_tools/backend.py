@@ -1,11 +1,13 @@
 """PEP 517 backend: setuptools, plus the build requirements that only this machine can tell.
 
-A TensorFlow in the environment that pip installs into is used as it is; only where there is none
-does the isolated build environment get one of its own (headers and C++ ABI of `tensorflow-cpu`,
-`tensorflow` and `tensorflow[and-cuda]` of one release are the same). CMake and Ninja come from PyPI
-only where the machine has none.
+A TensorFlow in the environment that pip installs into is used as it is, and so is that of the
+Python that TFO_TENSORFLOW_PYTHON names; only where there is neither does the isolated build
+environment get one of its own (headers and C++ ABI of `tensorflow-cpu`, `tensorflow` and
+`tensorflow[and-cuda]` of one release are the same, for every Python). CMake and Ninja come from
+PyPI only where the machine has none.
 """
 
+import os
 import platform
 import re
 import shutil
@@ -51,7 +53,7 @@ def get_requires_for_build_wheel(config_settings=None):
         requirements.append("cmake>=3.20")
     if shutil.which("ninja") is None:
         requirements.append("ninja")
-    if find_folder(site_folders()) is None:
+    if not os.environ.get("TFO_TENSORFLOW_PYTHON") and find_folder(site_folders()) is None:
         name = "tensorflow-cpu" if platform.machine() == "x86_64" else "tensorflow"
         requirements.append(f"{name}~=2.21.0")
     return requirements

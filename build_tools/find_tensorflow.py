@@ -1,6 +1,7 @@
 """Finds the TensorFlow that the package is being built for.
 
-Run as a script it prints what CMake needs to know about it, as JSON.
+Run as a script it prints what CMake needs to know about it, as JSON. CMake runs it with the Python
+that the package is built for, or with the one that TFO_TENSORFLOW_PYTHON names.
 pip builds in an isolated environment that hides the packages of the environment it installs into;
 the interpreter's own site-packages folders still name that environment, so they come first.
 """

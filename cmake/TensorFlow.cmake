@@ -1,7 +1,12 @@
 # Imported target `tensorflow_framework`: headers (as system headers), flags and library of the TensorFlow wheel
-# that the package is being built for. Sets TFO_TF_VERSION, TFO_TF_CXX11_ABI, TFO_TF_CXX_STANDARD.
+# that the package is being built for: the one of TFO_TENSORFLOW_PYTHON, an environment variable that names a Python, or
+# of the Python that runs the build. Sets TFO_TF_VERSION, TFO_TF_CXX11_ABI, TFO_TF_CXX_STANDARD.
+set(TFO_TENSORFLOW_PYTHON "$ENV{TFO_TENSORFLOW_PYTHON}")
+if(TFO_TENSORFLOW_PYTHON STREQUAL "")
+  set(TFO_TENSORFLOW_PYTHON "${Python_EXECUTABLE}")
+endif()
 execute_process(
-  COMMAND ${Python_EXECUTABLE} "${PROJECT_SOURCE_DIR}/build_tools/find_tensorflow.py"
+  COMMAND "${TFO_TENSORFLOW_PYTHON}" "${PROJECT_SOURCE_DIR}/build_tools/find_tensorflow.py"
   OUTPUT_VARIABLE TFO_TF_JSON
   ERROR_VARIABLE TFO_TF_ERROR
   RESULT_VARIABLE TFO_TF_RESULT)
@@ -22,3 +27,11 @@ set_target_properties(tensorflow_framework PROPERTIES
   IMPORTED_LOCATION "${TFO_TF_LIBRARY}"
   INTERFACE_INCLUDE_DIRECTORIES "${TFO_TF_INCLUDE}"
   INTERFACE_COMPILE_DEFINITIONS "${TFO_TF_DEFINITIONS}")
+
+# Parsing these takes most of the time of a file that includes them.
+function(tfo_precompile_tensorflow target)
+  target_precompile_headers(${target} PRIVATE
+    <tensorflow/core/framework/op.h>
+    <tensorflow/core/framework/op_kernel.h>
+    <tensorflow/core/framework/shape_inference.h>)
+endfunction()
