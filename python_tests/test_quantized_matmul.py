@@ -132,7 +132,15 @@ def test_integers(rows, dtype, integer_isa):
 
 
 @pytest.mark.parametrize("tb", [False, True])
-@pytest.mark.parametrize("shape", [(64, 257, 65), (3, 3001, 331), (29, 63, 15)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    # Up to 16 rows have a way of their own.
+    [
+        *((1, 515, 700), (2, 258, 130), (3, 3001, 331), (5, 1, 257), (16, 31, 64)),
+        *((17, 1023, 129), (29, 63, 15), (64, 257, 65)),
+    ],
+    ids=str,
+)
 def test_as_the_reference_in_units(shape, tb, integer_isa):
     """Each number alone, the sums being the same: a few operations of float32 follow."""
     m, k, n = shape

@@ -45,25 +45,38 @@ constexpr std::uint32_t kGroupMask = 0xffffffffu >> (32 - kGroupBits);
 // The offset in every element of a group.
 constexpr std::uint32_t kGroupOffsets = kGroupOffset * 0x01010101u;
 
-TFO_INLINE Vec<std::int32_t> Accumulate(Vec<std::int32_t> sum, IntegerGroup a,
+// The sum of a group's products in every lane, added to `sum`.
+TFO_INLINE Vec<std::int32_t> Accumulate(Vec<std::int32_t> sum,
+                                        Vec<std::int32_t> a,
                                         Vec<std::int32_t> b) {
-  const auto group = static_cast<std::int32_t>(a.bits);
 #if defined(__AVX512VNNI__)
   return (Vec<std::int32_t>)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)b,
-                                                _mm512_set1_epi32(group));
+                                                (__m512i)a);
 #elif defined(__AVX512BW__)
-  return sum + (Vec<std::int32_t>)_mm512_madd_epi16((__m512i)b,
-                                                    _mm512_set1_epi32(group));
+  return sum + (Vec<std::int32_t>)_mm512_madd_epi16((__m512i)b, (__m512i)a);
 #elif defined(__AVX2__)
-  return sum + (Vec<std::int32_t>)_mm256_madd_epi16((__m256i)b,
-                                                    _mm256_set1_epi32(group));
+  return sum + (Vec<std::int32_t>)_mm256_madd_epi16((__m256i)b, (__m256i)a);
 #elif defined(__x86_64__)
-  return sum +
-         (Vec<std::int32_t>)_mm_madd_epi16((__m128i)b, _mm_set1_epi32(group));
+  return sum + (Vec<std::int32_t>)_mm_madd_epi16((__m128i)b, (__m128i)a);
 #else
-  return sum + (b >> 16) * (group >> 16) +
-         (b << 16 >> 16) * (group << 16 >> 16);
+  return sum + (b >> 16) * (a >> 16) + (b << 16 >> 16) * (a << 16 >> 16);
 #endif
+}
+
+TFO_INLINE Vec<std::int32_t> Splat(IntegerGroup group) {
+  const auto bits = static_cast<std::int32_t>(group.bits);
+#if defined(__AVX512F__)
+  return (Vec<std::int32_t>)_mm512_set1_epi32(bits);
+#elif defined(__AVX2__)
+  return (Vec<std::int32_t>)_mm256_set1_epi32(bits);
+#else
+  return Vec<std::int32_t>{} + bits;
+#endif
+}
+
+TFO_INLINE Vec<std::int32_t> Accumulate(Vec<std::int32_t> sum, IntegerGroup a,
+                                        Vec<std::int32_t> b) {
+  return Accumulate(sum, Splat(a), b);
 }
 
 // Stores numbers of no more than 8 bits as elements of groups.
@@ -116,21 +129,74 @@ TFO_INLINE Vec<std::int32_t> LoadGroups(const std::int8_t* from,
   return (Vec<std::int32_t>)groups;
 }
 
+typedef GroupElement ElementVec __attribute__((vector_size(TFO_VECTOR_BYTES)));
+
+// As many numbers of 8 bits as a vector has elements of groups.
+TFO_INLINE ElementVec LoadElements(const std::int8_t* from) {
+#if defined(__AVX512VNNI__)
+  return (ElementVec)_mm512_loadu_si512(from);
+#elif defined(__AVX512BW__)
+  return (ElementVec)_mm512_cvtepi8_epi16(
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__AVX2__)
+  return (ElementVec)_mm256_cvtepi8_epi16(
+      _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+  typedef std::int8_t Bytes __attribute__((vector_size(TFO_VECTOR_BYTES / 2)));
+  Bytes bytes;
+  __builtin_memcpy(&bytes, from, sizeof(bytes));
+  return __builtin_convertvector(bytes, ElementVec);
+#endif
+}
+// The first n of them; the others are zero.
+TFO_INLINE ElementVec LoadSomeElements(const std::int8_t* from,
+                                       std::int64_t n) {
+  constexpr int kCount = TFO_VECTOR_BYTES / sizeof(GroupElement);
+  if (n >= kCount) return LoadElements(from);
+  std::int8_t some[kCount] = {};
+  for (std::int64_t i = 0; i < n; ++i) some[i] = from[i];
+  return LoadElements(some);
+}
+
+// Groups of one element of each row: of every 128 bits, those of the first few
+// elements in the first vector.
+TFO_INLINE void InterleaveElements(const ElementVec (&rows)[kGroupSize],
+                                   Vec<std::int32_t> (&groups)[kGroupSize]) {
+#if defined(__AVX512VNNI__)
+  const auto low = [](auto a, auto b) TFO_INLINE_LAMBDA {
+    return _mm512_unpacklo_epi8((__m512i)a, (__m512i)b);
+  };
+  const auto high = [](auto a, auto b) TFO_INLINE_LAMBDA {
+    return _mm512_unpackhi_epi8((__m512i)a, (__m512i)b);
+  };
+  const __m512i first[2] = {low(rows[0], rows[1]), high(rows[0], rows[1])};
+  const __m512i last[2] = {low(rows[2], rows[3]), high(rows[2], rows[3])};
+  for (int i = 0; i < 2; ++i) {
+    groups[2 * i] = (Vec<std::int32_t>)_mm512_unpacklo_epi16(first[i], last[i]);
+    groups[2 * i + 1] =
+        (Vec<std::int32_t>)_mm512_unpackhi_epi16(first[i], last[i]);
+  }
+#elif defined(__AVX512BW__)
+  const auto a = (__m512i)rows[0], b = (__m512i)rows[1];
+  groups[0] = (Vec<std::int32_t>)_mm512_unpacklo_epi16(a, b);
+  groups[1] = (Vec<std::int32_t>)_mm512_unpackhi_epi16(a, b);
+#elif defined(__AVX2__)
+  const auto a = (__m256i)rows[0], b = (__m256i)rows[1];
+  groups[0] = (Vec<std::int32_t>)_mm256_unpacklo_epi16(a, b);
+  groups[1] = (Vec<std::int32_t>)_mm256_unpackhi_epi16(a, b);
+#else
+  const ElementVec low = {0, 8, 1, 9, 2, 10, 3, 11};
+  groups[0] = (Vec<std::int32_t>)__builtin_shuffle(rows[0], rows[1], low);
+  groups[1] = (Vec<std::int32_t>)__builtin_shuffle(rows[0], rows[1], low + 4);
+#endif
+}
+
 // As many groups as a vector holds, of rows that lie together, of which there
 // are `rows`.
 TFO_INLINE Vec<std::int32_t> LoadColumnOfGroups(const std::int8_t* from,
                                                 std::int64_t rows) {
-  constexpr int lanes = kLanes<float>, count = kGroupSize * lanes;
-  UintVec groups;
-  if (sizeof(GroupElement) == 1 && rows >= count) {
-    __builtin_memcpy(&groups, from, sizeof(groups));
-  } else {
-    GroupElement elements[count];
-    for (int i = 0; i < count; i += lanes)
-      StoreElements(elements + i, LoadSomeIntegers(from + i, rows - i));
-    __builtin_memcpy(&groups, elements, sizeof(groups));
-  }
-  return (Vec<std::int32_t>)(groups ^ kGroupOffsets);
+  return (Vec<std::int32_t>)LoadSomeElements(from, rows) ^
+         static_cast<std::int32_t>(kGroupOffsets);
 }
 
 // `rows` rows of neighbouring panels of the right factor, which lie

@@ -1,69 +1,13 @@
 // Products of rows, quantized one by one, with 8-bit weights: panels of the
 // weights are packed by the task that multiplies all rows with them.
 #include "cc/core/block_product.h"
-#include "cc/core/epilogue.h"
-#include "cc/core/integer_operand.h"
-#include "cc/core/quantized_matmul.h"
+#include "cc/core/quantized_few_rows.h"
+#include "cc/core/quantized_rows.h"
 
 namespace tfo::TFO_ISA {
 namespace {
 
-using Int = std::int32_t;
-
-constexpr int kWidth = kTileColumns<Int>;
 constexpr int kRows = kTileRows<IntegerGroup>;
-
-// The left factor as integers.
-struct QuantizedRows {
-  IntegerGroup* groups;
-  int64_t pitch;    // groups from one row to the next
-  float* inverse;   // 1 / scale of each row
-  Int* correction;  // what the right factor's offset adds to each row's sums
-};
-
-// The largest magnitude; a NaN is larger than all numbers.
-template <class T>
-float LargestMagnitude(const T* x, int64_t depth) {
-  Vec<Int> largest{};
-  ForColumns<float>(depth, [&](int64_t j, auto partial, int n) {
-    const auto bits =
-        BitCast<Vec<Int>>(LoadColumns<decltype(partial)::value>(x + j, n));
-    const Vec<Int> magnitude = bits & 0x7fffffff;
-    largest = magnitude > largest ? magnitude : largest;
-  });
-  Int result = 0;
-  for (int l = 0; l < kLanes<float>; ++l)
-    result = largest[l] > result ? largest[l] : result;
-  return BitCast<float>(result);
-}
-
-// Adding 1.5 * 2^23 leaves a number's nearest integer, the even one of two, in
-// its lowest bits.
-constexpr float kRound = 12582912.f;
-constexpr Int kRoundBits = 0x4b400000;
-
-template <class T>
-void QuantizeRow(const T* x, int64_t depth, float epsilon,
-                 const QuantizedRows& rows, int64_t row) {
-  const float range = LargestMagnitude(x, depth) + epsilon;
-  const Vec<float> scale = Splat(127.f / range);
-  auto* const to =
-      reinterpret_cast<GroupElement*>(rows.groups + row * rows.pitch);
-  UintVec sums{};
-  // Beyond the last element there is room, and zeros are stored.
-  ForColumns<float>(depth, [&](int64_t j, auto partial, int n) {
-    Vec<float> scaled = LoadColumns<decltype(partial)::value>(x + j, n) * scale;
-    KeepLoaded(scaled);  // is rounded before the addition
-    const Vec<Int> q = BitCast<Vec<Int>>(scaled + kRound) - kRoundBits;
-    sums += (UintVec)q;
-    StoreElements(to + j, q);
-  });
-  std::uint32_t sum = 0;
-  for (int l = 0; l < kLanes<float>; ++l) sum += sums[l];
-  // Not a number where there is none in the row, or an infinite one.
-  rows.inverse[row] = range / 127.f + (range - range);
-  rows.correction[row] = static_cast<Int>(sum * kGroupOffset);
-}
 
 // How the product is cut into tasks, each of some rows and panels. Memory is
 // read in stripes of the panels of a task: where there are few rows, these are
@@ -78,13 +22,13 @@ struct QuantizedPlan {
   static constexpr int64_t kPackedBytes = 256 << 10;
   // Rows that make up for packing.
   static constexpr int64_t kMostRows = 512, kLeastRows = 64;
-  static constexpr int64_t kFewRows = 2 * kRows, kBroad = 16;
+  static constexpr int64_t kFewRows = 32, kBroad = 16;
   static constexpr int64_t kTasksPerWorker = 4;
 
   QuantizedPlan(const QuantizedMatMulArgs& args, int workers) {
-    constexpr int64_t kGroupRow = kWidth * sizeof(IntegerGroup);
+    constexpr int64_t kGroupRow = kSumColumns * sizeof(IntegerGroup);
     depth = CeilDiv(args.depth, kGroupSize);
-    const int64_t all = CeilDiv(args.columns, kWidth);
+    const int64_t all = CeilDiv(args.columns, kSumColumns);
     const int64_t wanted = kTasksPerWorker * workers;
     const bool few = args.rows <= kFewRows && !args.transpose_b;
     panels = few ? kBroad : Max(kPackedBytes / (Max(depth, 1) * kGroupRow), 1);
@@ -111,26 +55,15 @@ template <class T>
 class QuantizedProduct {
  public:
   QuantizedProduct(const QuantizedMatMulArgs& args, const QuantizedPlan& plan,
-                   const QuantizedRows& a, const float* b_inverse)
-      : args_(args),
-        plan_(plan),
-        a_(a),
-        b_inverse_(b_inverse),
-        epilogue_{static_cast<T*>(args.y),
-                  nullptr,
-                  static_cast<const T*>(args.bias),
-                  nullptr,
-                  args.activation,
-                  args.alpha,
-                  AddressMap{0, 0, args.columns, 1}} {
-    epilogue_.stream = epilogue_.ShouldStream(args.rows * args.columns);
-  }
+                   const QuantizedRows& a, const QuantizedOutput<T>& output)
+      : args_(args), plan_(plan), a_(a), output_(output) {}
 
   // Packs the panels of a task to `packed` and multiplies its rows with them;
   // `sums` has room for the plan's tiles.
   void operator()(int64_t task, IntegerGroup* packed, Int* sums) const {
-    const int64_t first = task % plan_.panel_parts * plan_.panels * kWidth;
-    const int64_t columns = Min(plan_.panels * kWidth, args_.columns - first);
+    const int64_t first = task % plan_.panel_parts * plan_.panels * kSumColumns;
+    const int64_t columns =
+        Min(plan_.panels * kSumColumns, args_.columns - first);
     const int64_t begin = task / plan_.panel_parts * plan_.rows;
     const int64_t end = Min(begin + plan_.rows, args_.rows);
     const EvenParts parts(end - begin, kRows);
@@ -142,15 +75,16 @@ class QuantizedProduct {
         const RowRange rows{begin + parts.Begin(part),
                             static_cast<int>(parts.Size(part))};
         for (int64_t j = 0; j < columns;) {
-          const int64_t kept =
-              plan_.block < plan_.depth ? part * plan_.panels * kWidth + j : 0;
+          const int64_t kept = plan_.block < plan_.depth
+                                   ? part * plan_.panels * kSumColumns + j
+                                   : 0;
           j += MultiplyTiles(rows, first + j, columns - j, block,
                              packed + j * block.length, sums + kept * kRows);
         }
       }
       k += plan_.block;
     } while (k < plan_.depth);
-    if (epilogue_.stream) FlushStores();
+    output_.Finish();
   }
 
  private:
@@ -167,7 +101,7 @@ class QuantizedProduct {
         args_.b + (args_.transpose_b ? first * pitch + k : k * pitch + first);
     PackIntegers(from, pitch, args_.transpose_b,
                  Min(block.length * kGroupSize, args_.depth - k), columns,
-                 block.length * kWidth, to);
+                 block.length * kSumColumns, to);
   }
 
   // Some rows with as many panels as a call takes; returns their columns.
@@ -183,84 +117,84 @@ class QuantizedProduct {
                                     &block,
                                     1,
                                     panels,
-                                    kWidth,
+                                    kSumColumns,
                                     block.offset > 0 ? sums : nullptr,
-                                    kWidth,
+                                    kSumColumns,
                                     sums,
-                                    kWidth,
+                                    kSumColumns,
                                     &prefetch};
-    tile.JoinPanels(columns, block.length * kWidth);
-    tile.c_panel = kRows * kWidth;
-    RunTile<IntegerGroup, true>(rows.count,
-                                static_cast<int>(Min(columns, kWidth)), tile);
-    const int64_t computed = Min(columns, tile.num_panels * kWidth);
+    tile.JoinPanels(columns, block.length * kSumColumns);
+    tile.c_panel = kRows * kSumColumns;
+    RunTile<IntegerGroup, true>(
+        rows.count, static_cast<int>(Min(columns, kSumColumns)), tile);
+    const int64_t computed = Min(columns, tile.num_panels * kSumColumns);
     if (block.offset + block.length < plan_.depth) return computed;
-    for (int64_t j = 0; j < computed; j += kWidth, sums += tile.c_panel) {
-      const int n = static_cast<int>(Min(computed - j, kWidth));
-      alignas(64) float scaled[kRows * kWidth];
-      Scale(rows, column + j, n, sums, scaled);
-      WriteTile(epilogue_, rows.first * args_.columns, column + j, scaled,
-                rows.count, n);
+    for (int64_t j = 0; j < computed; j += kSumColumns, sums += tile.c_panel) {
+      const int n = static_cast<int>(Min(computed - j, kSumColumns));
+      output_.Write(rows.first, rows.count, column + j, n, sums);
     }
     return computed;
-  }
-
-  // The numbers that a tile of sums stands for.
-  void Scale(const RowRange& rows, int64_t column, int columns, const Int* sums,
-             float* to) const {
-    for (int j = 0; j < columns; j += kLanes<float>) {
-      const Vec<float> b = Load(b_inverse_ + column + j);
-      for (int i = 0; i < rows.count; ++i) {
-        const int at = i * kWidth + j;
-        const Vec<Int> sum = Load(sums + at) - a_.correction[rows.first + i];
-        // The scales first, as a sum times one of them may be too large.
-        Store(to + at, __builtin_convertvector(sum, Vec<float>) *
-                           (a_.inverse[rows.first + i] * b));
-      }
-    }
   }
 
   const QuantizedMatMulArgs& args_;
   const QuantizedPlan& plan_;
   const QuantizedRows a_;
-  const float* const b_inverse_;
-  Epilogue<T> epilogue_;
+  const QuantizedOutput<T>& output_;
 };
 
+// Quantizes the rows of args. False when scratch memory ran out.
 template <class T>
-bool QuantizeAndMultiply(const QuantizedMatMulArgs& args,
-                         const Parallel& parallel, const Scratch& scratch) {
-  const QuantizedPlan plan(args, parallel.num_workers);
-  QuantizedRows a;
-  // In whole vectors of elements.
-  a.pitch = CeilDiv(args.depth, kLanes<float>) * kLanes<float> / kGroupSize;
-  a.groups = scratch.Allocate<IntegerGroup>(args.rows * a.pitch);
-  a.inverse = scratch.Allocate<float>(args.rows);
-  a.correction = scratch.Allocate<Int>(args.rows);
-  auto* const b_inverse =
-      scratch.Allocate<float>(CeilDiv(args.columns, kWidth) * kWidth);
-  OfWorkers<IntegerGroup> packed;
-  OfWorkers<Int> sums;
-  if (a.groups == nullptr || a.inverse == nullptr || a.correction == nullptr ||
-      b_inverse == nullptr ||
-      !packed.Prepare(plan.panels * plan.block * kWidth, parallel, scratch) ||
-      !sums.Prepare(plan.tiles() * kRows * kWidth, parallel, scratch)) {
+bool Quantize(const QuantizedMatMulArgs& args, const Parallel& parallel,
+              const Scratch& scratch, QuantizedRows* a) {
+  // In whole vectors of groups.
+  a->pitch = CeilDiv(args.depth, kMixedColumns) * kLanes<Int>;
+  a->groups = scratch.Allocate<IntegerGroup>(args.rows * a->pitch);
+  a->inverse = scratch.Allocate<float>(args.rows);
+  a->correction = scratch.Allocate<Int>(args.rows);
+  if (a->groups == nullptr || a->inverse == nullptr || a->correction == nullptr)
     return false;
-  }
-  for (int64_t j = 0; j < args.columns; ++j) b_inverse[j] = 1 / args.b_scale[j];
-
   constexpr int64_t kTogether = 16;
   auto quantize = [&](int64_t task, int /*worker*/) {
     const int64_t end = Min((task + 1) * kTogether, args.rows);
     for (int64_t i = task * kTogether; i < end; ++i) {
       QuantizeRow(static_cast<const T*>(args.a) + i * args.depth, args.depth,
-                  args.epsilon, a, i);
+                  args.epsilon, *a, i);
     }
   };
   ParallelFor(parallel, CeilDiv(args.rows, kTogether),
               kTogether * args.depth / 4, quantize);
+  return true;
+}
 
-  const QuantizedProduct<T> product(args, plan, a, b_inverse);
+template <class T>
+bool QuantizeAndMultiply(const QuantizedMatMulArgs& args,
+                         const Parallel& parallel, const Scratch& scratch) {
+  QuantizedRows a;
+  auto* const b_inverse =
+      scratch.Allocate<float>(CeilDiv(args.columns, kSumColumns) * kSumColumns);
+  if (b_inverse == nullptr || !Quantize<T>(args, parallel, scratch, &a))
+    return false;
+  for (int64_t j = 0; j < args.columns; ++j) b_inverse[j] = 1 / args.b_scale[j];
+  const QuantizedOutput<T> output(args, a, b_inverse);
+  OfWorkers<Int> sums;
+  if (args.rows <= kFewQuantizedRows) {
+    const FewQuantizedRows<T> product(args, a, output, parallel.num_workers);
+    if (!sums.Prepare(product.sums(), parallel, scratch)) return false;
+    auto multiply = [&](int64_t task, int worker) {
+      product(task, sums[worker]);
+    };
+    ParallelFor(parallel, product.tasks(),
+                product.columns() * args.depth / 8 * args.rows, multiply);
+    return true;
+  }
+  const QuantizedPlan plan(args, parallel.num_workers);
+  OfWorkers<IntegerGroup> packed;
+  if (!packed.Prepare(plan.panels * plan.block * kSumColumns, parallel,
+                      scratch) ||
+      !sums.Prepare(plan.tiles() * kRows * kSumColumns, parallel, scratch)) {
+    return false;
+  }
+  const QuantizedProduct<T> product(args, plan, a, output);
   auto multiply = [&](int64_t task, int worker) {
     product(task, packed[worker], sums[worker]);
   };
