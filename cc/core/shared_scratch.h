@@ -4,7 +4,7 @@
 
 #include "cc/core/scratch.h"
 
-namespace tfo::TFO_ISA {
+namespace tfo {
 namespace {
 
 // Hands calls that ask alike, one after the other, the same memory.
@@ -42,6 +42,6 @@ class SharedScratch {
 };
 
 }  // namespace
-}  // namespace tfo::TFO_ISA
+}  // namespace tfo
 
 #endif  // TFO_CC_CORE_SHARED_SCRATCH_H_

@@ -1,15 +1,16 @@
 // The kernels of the contraction ops, forward and gradient. A Geometry says
 // what is peculiar to an op: its attributes, its arguments' names, and the
 // convolution that its shapes stand for, whether that takes a scale, whether it
-// yields moments and whether it is transposed, as the op is then told its
-// output's shape. An Engine runs it on a device, and keeps what it likes
-// from call to call.
+// yields moments, whether it is of volumes, and whether it is transposed, as
+// the op is then told its output's shape. An Engine runs it on a device, and
+// keeps what it likes from call to call.
 #ifndef TFO_CC_KERNELS_CONTRACTION_OPS_H_
 #define TFO_CC_KERNELS_CONTRACTION_OPS_H_
 
 #include <utility>
 
 #include "cc/core/conv.h"
+#include "cc/core/conv3d.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/ops/shape_util.h"
 
@@ -19,6 +20,7 @@ namespace tf_fused_ops {
 // convolution also of y's, which an argument tells.
 struct BoundShapes {
   tfo::ConvShape conv;
+  tfo::ConvDepth depth;  // where kHasDepth
   tensorflow::TensorShape y;
   const char* told_by = nullptr;
 };
@@ -96,13 +98,25 @@ class ContractionOp : public tensorflow::OpKernel {
     }
     const bool empty = shapes.y.num_elements() == 0;
     if (empty && channels * num_moments_ == 0) return absl::OkStatus();
-    return engine_.Forward(
-        ctx,
-        {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
-         a.data(), b.data(), DataOrNull(scale), DataOrNull(bias),
-         DataOrNull(side_input), y, pre_activation, nullptr, moments,
-         geometry_.winograd},
-        is_constant_ ? &b : nullptr);
+    const tfo::ConvForwardArgs args{kDType<T>,
+                                    shapes.conv,
+                                    activation_.activation,
+                                    activation_.alpha,
+                                    a.data(),
+                                    b.data(),
+                                    DataOrNull(scale),
+                                    DataOrNull(bias),
+                                    DataOrNull(side_input),
+                                    y,
+                                    pre_activation,
+                                    nullptr,
+                                    moments,
+                                    geometry_.winograd};
+    if constexpr (Geometry::kHasDepth) {
+      return engine_.Forward(ctx, args, shapes.depth);
+    } else {
+      return engine_.Forward(ctx, args, is_constant_ ? &b : nullptr);
+    }
   }
 
   Geometry geometry_;
@@ -137,7 +151,7 @@ class ContractionGradOp : public tensorflow::OpKernel {
     const tensorflow::Tensor& dy = ctx->input(0);
     const tensorflow::Tensor& a = ctx->input(1);
     const tensorflow::Tensor& b = ctx->input(2);
-    BoundShapes shapes{{}, dy.shape(), "dy"};
+    BoundShapes shapes{{}, {}, dy.shape(), "dy"};
     TF_RETURN_IF_ERROR(geometry_.Bind(a.shape(), b.shape(), &shapes));
     TF_RETURN_IF_ERROR(CheckShape("dy", dy, "the forward op's y", shapes.y));
     const tensorflow::Tensor* saved;
@@ -155,10 +169,17 @@ class ContractionGradOp : public tensorflow::OpKernel {
       TF_RETURN_IF_ERROR(
           OptionalOutput(ctx, i, wanted_[i], output_shapes[i], &gradients[i]));
     }
-    return engine_.Gradient(
-        ctx, {kDType<T>, shapes.conv, activation_.activation, activation_.alpha,
-              dy.data(), DataOrNull(saved), a.data(), b.data(), gradients[0],
-              gradients[1], gradients[2], gradients[3], geometry_.winograd});
+    const tfo::ConvGradientArgs args{
+        kDType<T>,         shapes.conv,  activation_.activation,
+        activation_.alpha, dy.data(),    DataOrNull(saved),
+        a.data(),          b.data(),     gradients[0],
+        gradients[1],      gradients[2], gradients[3],
+        geometry_.winograd};
+    if constexpr (Geometry::kHasDepth) {
+      return engine_.Gradient(ctx, args, shapes.depth);
+    } else {
+      return engine_.Gradient(ctx, args);
+    }
   }
 
   Geometry geometry_;

@@ -11,7 +11,7 @@ struct ConvGeometry {
   static constexpr const char* kGradientAttrs[] = {"input_gradient",
                                                    "filters_gradient"};
   static constexpr const char* kConstantAttr = "constant_filters";
-  static constexpr bool kTransposed = false;
+  static constexpr bool kTransposed = false, kHasDepth = false;
   static constexpr bool kHasScale = true, kHasMoments = true;
   ConvAttrs attrs;
   bool winograd;

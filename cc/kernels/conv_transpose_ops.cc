@@ -10,7 +10,7 @@ struct ConvTransposeGeometry {
   static constexpr const char* kGradientAttrs[] = {"input_gradient",
                                                    "filters_gradient"};
   static constexpr const char* kConstantAttr = nullptr;
-  static constexpr bool kTransposed = true;
+  static constexpr bool kTransposed = true, kHasDepth = false;
   static constexpr bool kHasScale = false, kHasMoments = false;
   static constexpr bool winograd = false;
   ConvAttrs attrs;

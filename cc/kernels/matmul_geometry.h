@@ -9,7 +9,7 @@ namespace tf_fused_ops {
 struct MatMulGeometry {
   static constexpr const char* kGradientAttrs[] = {"a_gradient", "b_gradient"};
   static constexpr const char* kConstantAttr = "constant_b";
-  static constexpr bool kTransposed = false;
+  static constexpr bool kTransposed = false, kHasDepth = false;
   static constexpr bool kHasScale = false, kHasMoments = false;
   static constexpr bool winograd = false;
   bool transpose_a, transpose_b;

@@ -4,6 +4,7 @@ from tf_fused_ops.ops.attention import attention
 from tf_fused_ops.ops.batch_norm import batch_norm_act
 from tf_fused_ops.ops.cache import update_cache
 from tf_fused_ops.ops.conv import conv2d_bias_act
+from tf_fused_ops.ops.conv3d import conv3d_bias_act
 from tf_fused_ops.ops.conv_transpose import conv2d_transpose_bias_act
 from tf_fused_ops.ops.cross_entropy import sparse_softmax_cross_entropy
 from tf_fused_ops.ops.dropout import dropout
@@ -24,6 +25,7 @@ __all__ = [
     "batch_norm_act",
     "conv2d_bias_act",
     "conv2d_transpose_bias_act",
+    "conv3d_bias_act",
     "dropout",
     "group_norm_act",
     "gru",

@@ -160,13 +160,36 @@ def random_words(name, seed):
     return tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
 
 
-def four(name, value, data_format):
-    """Returns strides or dilations as four integers in the order of data_format."""
+def implicit_padding(value):
+    """Returns the attribute padding of ops that take no explicit ones."""
+    if isinstance(value, str) and value.upper() in ("SAME", "VALID"):
+        return value.upper()
+    raise ValueError(f"padding must be 'SAME' or 'VALID'; got {value!r}")
+
+
+def _integers(name, value):
     values = list(value) if isinstance(value, (list, tuple)) else [value]
     try:
-        values = [int(v) for v in values]
+        return [int(v) for v in values]
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be an integer or a list of them; got {value!r}") from None
+
+
+def five(name, value):
+    """Returns strides or dilations of volumes as five integers, channels last."""
+    values = _integers(name, value)
+    if len(values) == 1:
+        values *= 3
+    if len(values) == 3:
+        values = [1, *values, 1]
+    if len(values) != 5:
+        raise ValueError(f"{name} must have 1, 3 or 5 elements; got {value!r}")
+    return values
+
+
+def four(name, value, data_format):
+    """Returns strides or dilations as four integers in the order of data_format."""
+    values = _integers(name, value)
     if len(values) == 1:
         values *= 2
     if len(values) == 2:

@@ -18,6 +18,7 @@ from tf_fused_ops.ops.reference.batch_norm import (
 from tf_fused_ops.ops.reference.cache import slot_of, update_cache
 from tf_fused_ops.ops.reference.channels import pack_mask
 from tf_fused_ops.ops.reference.conv import conv2d_bias_act, conv2d_bias_act_grad, ungrouped
+from tf_fused_ops.ops.reference.conv3d import conv3d_bias_act, conv3d_bias_act_grad
 from tf_fused_ops.ops.reference.conv_transpose import (
     conv2d_transpose_bias_act,
     conv2d_transpose_bias_act_grad,
@@ -72,6 +73,8 @@ __all__ = [
     "conv2d_bias_act_grad",
     "conv2d_transpose_bias_act",
     "conv2d_transpose_bias_act_grad",
+    "conv3d_bias_act",
+    "conv3d_bias_act_grad",
     "dequantized",
     "dropout",
     "equal_groups",

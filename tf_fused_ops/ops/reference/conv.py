@@ -98,7 +98,7 @@ def as_known(convolution, x, filters, strides, padding, data_format, dilations):
         if not isinstance(padding, str):
             padding = [padding[0], padding[2], padding[3], padding[1]]
     if any(d > 1 for d in dilations):
-        filters = _dilated(filters, dilations[1:3])
+        filters = dilated(filters, dilations[1:3])
     y = convolution(x, filters, strides, padding)
     return tf.transpose(y, [0, 3, 1, 2]) if data_format == "NCHW" else y
 
@@ -125,12 +125,20 @@ def ungrouped(filters, in_channels):
     return tf.reshape(together, tf.concat([window, [in_channels, out_channels]], 0))
 
 
-def _dilated(filters, dilations):
-    """The filters with dilation - 1 zeros between their taps."""
+def dilated(filters, dilations):
+    """The filters with dilation - 1 zeros between their taps.
+
+    Args:
+        filters: [taps, ..., in_channels, out_channels], with as many axes of taps as dilations.
+        dilations: Integers.
+
+    Returns:
+        A tensor with (taps - 1) * dilation + 1 in place of taps.
+    """
     for axis, dilation in enumerate(dilations):
         taps = tf.shape(filters)[axis]
         filters = tf.expand_dims(filters, axis + 1)
-        paddings = [[0, 0]] * 5
+        paddings = [[0, 0]] * (len(dilations) + 3)
         paddings[axis + 1] = [0, dilation - 1]
         filters = tf.pad(filters, paddings)
         shape = tf.shape(filters)
