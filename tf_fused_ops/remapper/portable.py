@@ -20,6 +20,7 @@ from tf_fused_ops.remapper.report import Fusion, Report
 
 _ACTIVATION = ("activation", "alpha")
 _CONV = ("strides", "padding", "data_format", "dilations")
+_CONV3D = ("strides", "padding", "dilations")
 _GROUPS = ("groups", "data_format")
 _MATMUL = ("transpose_a", "transpose_b")
 _MAX_POOL = ("ksize", "strides", "padding")
@@ -317,6 +318,8 @@ _STOCK = {
     "TfFusedOps>Conv2DTransposeBiasActGrad": _contraction_grad(
         reference.conv2d_transpose_bias_act_grad, _CONV
     ),
+    "TfFusedOps>Conv3DBiasAct": _contraction(reference.conv3d_bias_act, _CONV3D),
+    "TfFusedOps>Conv3DBiasActGrad": _contraction_grad(reference.conv3d_bias_act_grad, _CONV3D),
     "TfFusedOps>GroupNormAct": _group_norm,
     "TfFusedOps>GroupNormActGrad": _group_norm_grad,
     "TfFusedOps>LayerNorm": _layer_norm,

@@ -11,6 +11,7 @@ import functools
 from tf_fused_ops.remapper import (
     attention,
     batch_norm,
+    conv3d,
     conv_batch_norm,
     conv_moments,
     conv_transpose,
@@ -46,6 +47,10 @@ _CHAINS = {
     conv_transpose.Conv2DTransposeBiasAct: conv_transpose.Conv2DTransposeBiasAct,
     conv_transpose.Conv2DTransposeBiasAddAct: conv_transpose.Conv2DTransposeBiasAct,
     conv_transpose.Conv1DTransposeBiasAct: conv_transpose.Conv1DTransposeBiasAct,
+    conv3d.Conv3DAct: conv3d.Conv3DAct,
+    conv3d.Conv3DAddAct: conv3d.Conv3DAct,
+    conv3d.Conv3DBiasAct: conv3d.Conv3DBiasAct,
+    conv3d.Conv3DBiasAddAct: conv3d.Conv3DBiasAct,
     # Before those of products, which would have the numbers made.
     **{rule: rule for rule in weight_only.RULES},
     product.MatMulBiasAct: product.MatMulBiasAct,
@@ -84,6 +89,7 @@ _CHAINS = {
 _BARE = {
     *(batch_norm.BatchNormAct, convolution.Conv2DAct, product.MatMulAct, product.DenseAct),
     *(product.BatchMatMulAct, product.EinsumAct, conv_transpose.Conv2DTransposeAct),
+    conv3d.Conv3DAct,
 }
 
 

@@ -1,0 +1,80 @@
+"""Rules for convolutions of volumes with bias, side input and activation."""
+
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_fused_ops.remapper.contraction import AddAct, ImageBiasAct
+
+
+class Conv3DBiasAct(ImageBiasAct):
+    """act(bias_add(conv3d(input, filters), bias))."""
+
+    family = "conv3d_bias"
+    anchor = "Conv3D"
+    operands: ClassVar = {"input": (5,), "filters": (5,), "bias": (1, 5)}
+    contraction = ("input", "filters")
+    differentiable = ("input", "filters", "bias")
+    captured: ClassVar = {
+        "Conv3D": {
+            "strides": [1, 1, 1, 1, 1],
+            "padding": b"SAME",
+            "data_format": b"NDHWC",
+            "dilations": [1, 1, 1, 1, 1],
+        }
+    }
+    fused_ops = ("TfFusedOps>Conv3DBiasAct", "TfFusedOps>Conv3DBiasActGrad")
+
+    def linear(self, attrs, input, filters, bias=None):
+        conv = {name: attrs[name] for name in self.captured[self.anchor]}
+        return self.add_bias(attrs, tf.raw_ops.Conv3D(input=input, filter=filters, **conv), bias)
+
+    def add_bias(self, attrs, z, bias):
+        # BiasAdd calls the last dimension of any tensor that of NHWC.
+        return super().add_bias(attrs | {"data_format": "NHWC"}, z, bias)
+
+    def check(self, match):
+        return self._misfit(match) or super().check(match)
+
+    def _misfit(self, match):
+        """Returns why the layout or the channels of a match rule the fused op out, or None."""
+        data_format = match.attrs["data_format"]
+        if data_format != b"NDHWC":
+            return f"its layout is {data_format.decode()}, not NDHWC"
+        input, filters = (match.operands[name].shape for name in self.contraction)
+        if input[-1] is None or input[-1] != filters[-2]:
+            found = f"{input[-1]} in the input, {filters[-2]} in the filters"
+            return f"its channels are not known or do not fit: {found}"
+        return None
+
+    def forward_attributes(self, match):
+        return {}
+
+    def attributes(self, match):
+        attributes = super().attributes(match)
+        del attributes["data_format"]
+        return attributes
+
+
+class Conv3DAct(Conv3DBiasAct):
+    """act(conv3d(input, filters))."""
+
+    family = "conv3d"
+    operands: ClassVar = {"input": (5,), "filters": (5,)}
+    differentiable = ("input", "filters")
+
+
+class Conv3DAddAct(AddAct, Conv3DAct):
+    """act(conv3d(input, filters) + side_input)."""
+
+    family = "conv3d_add"
+    operands: ClassVar = Conv3DAct.operands | {"side_input": (5,)}
+    differentiable = (*Conv3DAct.differentiable, "side_input")
+
+
+class Conv3DBiasAddAct(AddAct, Conv3DBiasAct):
+    """act(bias_add(conv3d(input, filters), bias) + side_input)."""
+
+    family = "conv3d_bias_add"
+    operands: ClassVar = Conv3DBiasAct.operands | {"side_input": (5,)}
+    differentiable = (*Conv3DBiasAct.differentiable, "side_input")
