@@ -15,6 +15,7 @@ from tf_fused_ops.remapper import convert
 FUSED = {
     "Conv2D": "TfFusedOps>Conv2DBiasAct",
     "transposed convolution": "TfFusedOps>Conv2DTransposeBiasAct",
+    "Conv3D": "TfFusedOps>Conv3DBiasAct",
     "MatMul": "TfFusedOps>MatMulBiasAct",
     "FusedBatchNormV3": "TfFusedOps>BatchNormAct",
     "MaxPool": "TfFusedOps>MaxPoolAct",

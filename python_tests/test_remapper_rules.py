@@ -14,6 +14,7 @@ MATMUL = [(6, 7), (7, 5), (5,)]
 DENSE = [(2, 3, 7), (7, 5), (5,)]
 BATCH_NORM = [(4, 5, 3, 6), (6,), (6,), (6,), (6,)]
 CONV_NORM = [*CONV, (4,), (4,), (4,), (4,)]
+VOLUME = [(2, 3, 6, 5, 3), (3, 3, 3, 3, 4), (4,)]
 CONV1D = [(2, 6, 3), (3, 3, 4), (4,)]
 # The last shape is that of the vector that tells the output's.
 TRANSPOSE = [(2, 3, 4, 3), (3, 3, 5, 3), (5,), (4,)]
@@ -31,6 +32,10 @@ SHAPES = {
     "conv2d_transpose": [*TRANSPOSE[:2], (4,)],
     "conv2d_transpose_bias": TRANSPOSE,
     "conv2d_transpose_bias_add": [*TRANSPOSE, (2, 6, 8, 5)],
+    "conv3d": VOLUME[:2],
+    "conv3d_add": [*VOLUME[:2], (2, 3, 6, 5, 4)],
+    "conv3d_bias": VOLUME,
+    "conv3d_bias_add": [*VOLUME, (2, 3, 6, 5, 4)],
     "conv1d_transpose_bias": [(2, 4, 3), (3, 5, 3), (5,), (4,)],
     "matmul": MATMUL[:2],
     "matmul_add": [*MATMUL[:2], (6, 5)],
