@@ -100,6 +100,22 @@ _RULES = {
         result=(16, 1024, 64),
         macs=16 * 512 * 4 * 64 * 128,
     ),
+    **_both(
+        "conv3d",
+        (2, 8, 28, 28, 16),
+        (3, 3, 3, 16, 32),
+        result=(2, 8, 28, 28, 32),
+        macs=2 * 8 * 28 * 28 * 27 * 16 * 32,
+        act="silu",
+    ),
+    **_both(
+        "conv3d_bias",
+        (2, 8, 28, 28, 32),
+        (3, 3, 3, 32, 64),
+        (64,),
+        result=(2, 8, 28, 28, 64),
+        macs=2 * 8 * 28 * 28 * 27 * 32 * 64,
+    ),
     **_both("matmul", (2048, 256), _WEIGHTS, result=(2048, 1024), macs=_TOKEN_MACS),
     **_rule(
         "matmul_bias_add",
@@ -203,7 +219,7 @@ _ALONE = {
     **{
         name: case
         for name, case in _RULES.items()
-        if not re.search("_norm|transpose", name)
+        if not re.search("_norm|transpose|conv3d", name)
         and case.modes == MODES
         and case.family not in _NEVER_ALONE
     },

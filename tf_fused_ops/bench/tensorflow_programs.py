@@ -303,6 +303,10 @@ def _conv(x, filters):
     return tf.nn.conv2d(x, filters, 1, "SAME")
 
 
+def _conv3d(x, filters):
+    return tf.nn.conv3d(x, filters, [1] * 5, "SAME")
+
+
 def _pad_conv(x, filters):
     """One after which the image has half the size."""
     size = filters.shape[0] // 2
@@ -397,6 +401,8 @@ _FAMILIES = {
     "conv2d_transpose": _conv_transpose,
     "conv2d_transpose_bias": lambda x, w, b: tf.nn.bias_add(_conv_transpose(x, w), b),
     "conv1d_transpose_bias": lambda x, w, b: tf.nn.bias_add(_conv1d_transpose(x, w), b),
+    "conv3d": _conv3d,
+    "conv3d_bias": lambda x, w, b: tf.nn.bias_add(_conv3d(x, w), b),
     "conv1d_bias": lambda x, w, b: tf.nn.bias_add(tf.nn.conv1d(x, w, 1, "SAME"), b),
     "matmul": tf.matmul,
     "few_rows_matmul": tf.matmul,
