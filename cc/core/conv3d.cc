@@ -11,9 +11,10 @@
 namespace tfo {
 namespace {
 
-// Of images whose channels come from several planes, that a worker has in use
-// at a time: more are read from memory again, and packing is done for fewer.
-constexpr std::int64_t kImageBytes = 2 << 20;
+// Of images whose channels come from several planes, of which as many are
+// gathered at a time, whatever the number of workers: what is done to them, and
+// so the order of sums, depends on how many they are.
+constexpr std::int64_t kImageBytes = 8 << 20;
 
 // Where windows have no more than one plane, or one pixel of each of several,
 // the whole is a convolution of images as it stands in memory.
@@ -111,11 +112,10 @@ void ExchangeAxes(const void* from, std::int64_t a, std::int64_t b,
 }
 
 // How many windows are gathered at a time.
-std::int64_t WindowsTogether(const PlaneWindows& w, std::int64_t count,
-                             const Parallel& parallel) {
+std::int64_t WindowsTogether(const PlaneWindows& w, std::int64_t count) {
   const std::int64_t image =
       std::max<std::int64_t>(w.taps * w.pixels * w.bytes, 1);
-  return std::clamp<std::int64_t>(kImageBytes * parallel.num_workers / image, 1,
+  return std::clamp<std::int64_t>(kImageBytes / image, 1,
                                   std::max<std::int64_t>(count, 1));
 }
 
@@ -124,7 +124,7 @@ std::int64_t WindowsTogether(const PlaneWindows& w, std::int64_t count,
 template <class Body>
 bool ForImages(const PlaneWindows& w, std::int64_t count,
                const Parallel& parallel, const Scratch& scratch, Body body) {
-  const std::int64_t together = WindowsTogether(w, count, parallel);
+  const std::int64_t together = WindowsTogether(w, count);
   char* const images =
       scratch.Allocate<char>(together * w.taps * w.pixels * w.bytes);
   if (images == nullptr) return false;
@@ -273,7 +273,7 @@ bool ComputeConv3D(const ConvForwardArgs& args, const ConvDepth& d,
   const std::int64_t count = s.batch * d.out;
   images.filters = filters;
   images.shape.in_c *= d.kernel;
-  images.shape.batch = WindowsTogether(windows, count, parallel);
+  images.shape.batch = WindowsTogether(windows, count);
   const Kernels& kernels = ForwardKernels(args.dtype, images.shape);
   if (!PackFilters(kernels, images, parallel, scratch, &images.packed_filters))
     return false;
