@@ -55,8 +55,8 @@ _ELEMENTWISE = frozenset(
 )
 _PRODUCT = frozenset({"MatMul", "TfFusedOps>MatMulBiasAct"})
 _WINDOWED = frozenset(
-    {"Conv2D", "DepthwiseConv2dNative", "MaxPool", "AvgPool"}
-    | {"TfFusedOps>Conv2DBiasAct", "TfFusedOps>MaxPoolAct"}
+    {"Conv2D", "DepthwiseConv2dNative", "MaxPool", "AvgPool", "Conv3D", "MaxPool3D", "AvgPool3D"}
+    | {"TfFusedOps>Conv2DBiasAct", "TfFusedOps>Conv3DBiasAct", "TfFusedOps>MaxPoolAct"}
 )
 _PADDING = frozenset({"Pad", "PadV2", "MirrorPad"})
 _WINDOW_ATTRS = ("strides", "padding", "explicit_paddings", "dilations", "ksize", "data_format")
@@ -375,10 +375,13 @@ def _windowed(op, axis):
         return _Origin([source])
     attrs = op.node_def.attr
     # The channels of what filters make are as many as those say.
-    if len(op.inputs) > 1 and axis == (1 if attrs["data_format"].s == b"NCHW" else 3):
+    first = attrs["data_format"].s in (b"NCHW", b"NCDHW")
+    if len(op.inputs) > 1 and axis == (1 if first else op.outputs[0].shape.rank - 1):
         return _UNKNOWN
-    if attrs["padding"].s == b"SAME" and attrs["strides"].list.i[axis] == 1:
-        return _Origin([source])
+    if attrs["padding"].s == b"SAME":
+        # Whatever the window is.
+        stride = attrs["strides"].list.i[axis]
+        return _Origin([source], ("SAME", stride)) if stride > 1 else _Origin([source])
     window = tuple(attrs[a].SerializeToString() for a in _WINDOW_ATTRS if a in attrs)
     kernel = tuple(op.inputs[1].shape) if len(op.inputs) > 1 else ()
     return _UNKNOWN if None in kernel else _Origin([source], (window, kernel, axis))
