@@ -102,6 +102,7 @@ void GatherImages(const PlaneWindows& w, std::int64_t begin, std::int64_t end,
 // [a, b, run] to [b, a, run], of runs of `bytes`.
 void ExchangeAxes(const void* from, std::int64_t a, std::int64_t b,
                   std::int64_t bytes, const Parallel& parallel, void* to) {
+  if (bytes == 0) return;
   auto copy = [&](std::int64_t i, int /*worker*/) {
     for (std::int64_t j = 0; j < b; ++j) {
       std::memcpy(static_cast<char*>(to) + (j * a + i) * bytes,

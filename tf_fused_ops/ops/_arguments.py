@@ -31,11 +31,17 @@ def _converted(name, value):
 def tensor_like(name, value, dtype, other):
     """Returns `value` as a tensor of `dtype`, which argument `other` asks for."""
     try:
-        return tf.convert_to_tensor(value, dtype=dtype, name=name)
+        result = tf.convert_to_tensor(value, dtype=dtype, name=name)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{name} must be a {dtype.name} tensor to go with {other}: {error}"
         ) from error
+    # A function captures an eager tensor as it is.
+    if result.dtype != dtype:
+        raise ValueError(
+            f"{name} must be a {dtype.name} tensor to go with {other}; got {result.dtype.name}"
+        )
+    return result
 
 
 def optional(name, value, dtype, other):

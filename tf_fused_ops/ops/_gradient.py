@@ -180,7 +180,7 @@ def parts(switches, device, dy, awaited=True):
 
 def _has_large_images(tensor):
     image = tensor.shape[1:]
-    known = image.rank == 3 and image.is_fully_defined()
+    known = image.rank in (3, 4) and image.is_fully_defined()
     return known and image.num_elements() * tensor.dtype.size >= _LARGE_IMAGE
 
 

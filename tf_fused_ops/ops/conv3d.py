@@ -23,9 +23,10 @@ def conv3d_bias_act(
 ):
     """Computes activation(conv3d(x, filters) + bias + side_input) in one pass.
 
-    The convolution is that of `tf.nn.conv3d`. The gradient keeps x, filters and y; for activations
-    whose slope cannot be read off y (silu, hard_swish, mish, gelu, leaky_relu with alpha < 0) the
-    pre-activation takes y's place. On the CPU alone.
+    The convolution is that of `tf.nn.conv3d`, but that with "SAME" the first window always begins
+    at the first pixel or before it, also where windows leave pixels between them. The gradient
+    keeps x, filters and y; for activations whose slope cannot be read off y (silu, hard_swish,
+    mish, gelu, leaky_relu with alpha < 0) the pre-activation takes y's place. On the CPU alone.
 
     Args:
         x: Tensor [batch, depth, height, width, in_channels]; float16, bfloat16, float32 or float64.

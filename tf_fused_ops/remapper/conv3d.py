@@ -45,6 +45,8 @@ class Conv3DBiasAct(ImageBiasAct):
         if input[-1] is None or input[-1] != filters[-2]:
             found = f"{input[-1]} in the input, {filters[-2]} in the filters"
             return f"its channels are not known or do not fit: {found}"
+        if match.attrs["padding"] == b"SAME" and _leaves_pixels(match.attrs, filters):
+            return "its windows leave pixels between them, where TensorFlow puts them elsewhere"
         return None
 
     def forward_attributes(self, match):
@@ -54,6 +56,17 @@ class Conv3DBiasAct(ImageBiasAct):
         attributes = super().attributes(match)
         del attributes["data_format"]
         return attributes
+
+
+def _leaves_pixels(attrs, filters):
+    """Returns whether more than one pixel, which padding would share out, may lie between two
+    windows."""
+    extents = (
+        None if size is None else (size - 1) * dilation + 1
+        for size, dilation in zip(filters[:3], attrs["dilations"][1:4], strict=True)
+    )
+    pairs = zip(extents, attrs["strides"][1:4], strict=True)
+    return any(stride - (1 if extent is None else extent) > 1 for extent, stride in pairs)
 
 
 class Conv3DAct(Conv3DBiasAct):

@@ -55,4 +55,15 @@ def _conv3d(x, filters, strides, padding, dilations):
     # TensorFlow's CPU kernels know no gradient of dilated convolutions.
     if any(d > 1 for d in dilations):
         filters = dilated(filters, dilations[1:4])
+    # Where windows leave pixels between them, they begin behind the first pixel in TensorFlow's.
+    if padding == "SAME" and max(strides) > 2:
+        x, padding = _padded(x, tf.shape(filters)[:3], strides[1:4]), "VALID"
     return tf.nn.conv3d(x, filters, strides, padding)
+
+
+def _padded(x, window, strides):
+    size = tf.shape(x)[1:4]
+    last = (size - 1) // strides * strides
+    amount = tf.maximum(last + window - size, 0)
+    before = amount // 2
+    return tf.pad(x, tf.pad(tf.stack([before, amount - before], 1), [[1, 1], [0, 0]]))
