@@ -184,6 +184,25 @@ def _has_large_images(tensor):
     return known and image.num_elements() * tensor.dtype.size >= _LARGE_IMAGE
 
 
+def of_convolution(gradient_op):
+    """Returns what `contraction_gradient` runs, of the gradient op of a convolution."""
+
+    def run(dy, x, filters, saved, switches, attributes):
+        return gradient_op(
+            dy=dy,
+            input=x,
+            filters=filters,
+            saved=saved,
+            input_gradient=switches[0],
+            filters_gradient=switches[1],
+            bias_gradient=switches[2],
+            side_input_gradient=switches[3],
+            **attributes,
+        )
+
+    return run
+
+
 def contraction_gradient(op, dy, dpre_activation, names, optional, forward, gradient_op):
     """The gradient of a convolution or matrix product with bias, side input, scale and activation.
 

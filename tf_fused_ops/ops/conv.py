@@ -106,18 +106,7 @@ def conv2d_bias_act(
     return y
 
 
-def _gradient_op(dy, x, filters, saved, switches, attributes):
-    return ops.tf_fused_ops_conv2d_bias_act_grad(
-        dy=dy,
-        input=x,
-        filters=filters,
-        saved=saved,
-        input_gradient=switches[0],
-        filters_gradient=switches[1],
-        bias_gradient=switches[2],
-        side_input_gradient=switches[3],
-        **attributes,
-    )
+_gradient_op = _gradient.of_convolution(ops.tf_fused_ops_conv2d_bias_act_grad)
 
 
 @tf.RegisterGradient("TfFusedOps>Conv2DBiasAct")
