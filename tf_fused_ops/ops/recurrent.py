@@ -263,7 +263,7 @@ def _recurrent_gradient(op, *gradients):
         # Of known sizes, as there may be no units.
         rows = tf.reduce_prod(tf.shape(h)[:2])
         factors = (tf.reshape(value, [rows, tf.shape(value)[2]]) for value in (h, dproduct))
-        dkernel = tf.matmul(*factors, transpose_a=True)
+        dkernel = matmul_bias_act(*factors, activation="none", transpose_a=True)
     # Of so many that half precision would lose most of them.
     wide = tf.float32 if dproduct.dtype.size == 2 else dproduct.dtype
     dbias = [tf.cast(tf.reduce_sum(tf.cast(dproduct, wide), [0, 1]), x.dtype) for _ in bias]
