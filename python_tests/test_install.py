@@ -105,7 +105,7 @@ def test_contractions_are_made_of_the_instructions_of_their_set(isa, instruction
     objects = _isa_objects()
     if isa not in objects:
         pytest.skip(f"the compiler does not know {isa}, or the processor is another")
-    for kernel in ("conv_forward", "conv_gradient"):
+    for kernel in ("correlations", "conv_gradient"):
         (path, *_) = (path for path in objects[isa] if path.name == f"{kernel}_isa.cc.o")
         command = ["objdump", "-d", "--no-show-raw-insn", path]
         listed = subprocess.run(command, capture_output=True, text=True, check=True)
