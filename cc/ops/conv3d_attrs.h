@@ -4,7 +4,6 @@
 #define TFO_CC_OPS_CONV3D_ATTRS_H_
 
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -27,26 +26,6 @@ struct Conv3DAttrs {
   }
 };
 
-// A list of five positive values that is 1 for batch and channels; `out` gets
-// depth, height and width.
-inline absl::Status SpatialTriple(const char* name,
-                                  const std::vector<std::int64_t>& values,
-                                  std::int64_t* out) {
-  if (values.size() != 5)
-    return Invalid(name, " must have 5 elements, got ", values.size());
-  for (std::int64_t value : values) {
-    if (value < 1 || value > std::numeric_limits<std::int32_t>::max()) {
-      return Invalid(name, " must be positive 32-bit values, got ", value);
-    }
-  }
-  if (values[0] != 1 || values[4] != 1) {
-    return Invalid(name, " must be 1 for batch and channels, got ", values[0],
-                   " and ", values[4]);
-  }
-  for (int i = 0; i < 3; ++i) out[i] = values[1 + i];
-  return absl::OkStatus();
-}
-
 // `Context` is an InferenceContext or an OpKernelConstruction.
 template <class Context>
 absl::Status ReadConv3DAttrs(Context* c, Conv3DAttrs* out) {
@@ -55,16 +34,15 @@ absl::Status ReadConv3DAttrs(Context* c, Conv3DAttrs* out) {
   TF_RETURN_IF_ERROR(c->GetAttr("padding", &padding));
   TF_RETURN_IF_ERROR(c->GetAttr("strides", &strides));
   TF_RETURN_IF_ERROR(c->GetAttr("dilations", &dilations));
-  std::int64_t stride[3] = {1, 1, 1}, dilation[3] = {1, 1, 1};
-  TF_RETURN_IF_ERROR(SpatialTriple("strides", strides, stride));
-  TF_RETURN_IF_ERROR(SpatialTriple("dilations", dilations, dilation));
+  TF_RETURN_IF_ERROR(CheckSpatialValues("strides", strides, 5, 4));
+  TF_RETURN_IF_ERROR(CheckSpatialValues("dilations", dilations, 5, 4));
   out->depth.padding = out->images.padding =
       padding == "SAME" ? ConvPadding::kSame : ConvPadding::kValid;
-  out->depth.stride[0] = stride[0];
-  out->depth.dilation[0] = dilation[0];
+  out->depth.stride[0] = strides[1];
+  out->depth.dilation[0] = dilations[1];
   for (int i = 0; i < 2; ++i) {
-    out->images.stride[i] = stride[1 + i];
-    out->images.dilation[i] = dilation[1 + i];
+    out->images.stride[i] = strides[2 + i];
+    out->images.dilation[i] = dilations[2 + i];
   }
   return absl::OkStatus();
 }

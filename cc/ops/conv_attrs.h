@@ -28,22 +28,29 @@ struct ConvAttrs {
   int spatial_dim(int i) const { return channels_last ? 1 + i : 2 + i; }
 };
 
-// A list of four positive values, one a dimension, that is 1 for batch and
-// channels; `out` gets height and width.
-inline absl::Status SpatialPair(const char* name,
-                                const std::vector<std::int64_t>& values,
-                                const ConvAttrs& attrs, std::int64_t* out) {
-  if (values.size() != 4)
-    return Invalid(name, " must have 4 elements, got ", values.size());
+// A list of positive values, one a dimension, that is 1 for batch and channels.
+inline absl::Status CheckSpatialValues(const char* name,
+                                       const std::vector<std::int64_t>& values,
+                                       std::size_t dims, int channel_dim) {
+  if (values.size() != dims)
+    return Invalid(name, " must have ", dims, " elements, got ", values.size());
   for (std::int64_t value : values) {
     if (value < 1 || value > std::numeric_limits<std::int32_t>::max()) {
       return Invalid(name, " must be positive 32-bit values, got ", value);
     }
   }
-  if (values[0] != 1 || values[attrs.channel_dim()] != 1) {
+  if (values[0] != 1 || values[channel_dim] != 1) {
     return Invalid(name, " must be 1 for batch and channels, got ", values[0],
-                   " and ", values[attrs.channel_dim()]);
+                   " and ", values[channel_dim]);
   }
+  return absl::OkStatus();
+}
+
+// Of four values; `out` gets height and width.
+inline absl::Status SpatialPair(const char* name,
+                                const std::vector<std::int64_t>& values,
+                                const ConvAttrs& attrs, std::int64_t* out) {
+  TF_RETURN_IF_ERROR(CheckSpatialValues(name, values, 4, attrs.channel_dim()));
   for (int i = 0; i < 2; ++i) out[i] = values[attrs.spatial_dim(i)];
   return absl::OkStatus();
 }
