@@ -164,6 +164,7 @@ GEOMETRIES = {
     "unequal strides": ((2, 3, 2), (1, 2, 3), "SAME"),
     "valid": ((3, 3, 3), 1, "VALID"),
     "valid, strides": ((2, 3, 3), 2, "VALID"),
+    "valid, gaps": ((1, 2, 1), 3, "VALID"),
     "even": ((2, 2, 2), 1, "SAME"),
 }
 
@@ -323,6 +324,10 @@ def plus(x, w, b):
     return tf.nn.relu(conv(x, w) + b)
 
 
+def strided(x, w, b):
+    return tf.nn.relu(biased(x, w, b, 3))
+
+
 def of_first(x, w, *b):
     z = conv(first(x), w, data_format="NCDHW")
     return tf.nn.relu(tf.nn.bias_add(z, *b, "NCDHW") if b else z)
@@ -337,6 +342,7 @@ XS, WS, BS, SS = VOLUME
 DEEP = (2, 4, 6, 5, 3)
 OTHER_AXIS = "attribute data_format of BiasAdd differs"
 MISFIT = "its channels are not known or do not fit: "
+GAPS = "its windows leave pixels between them"
 MAY = "may broadcast"
 # Code, what is known of the arguments, what fuses, the rule that must not, and why, unless it does
 # not nearly fit.
@@ -350,6 +356,9 @@ NEIGHBOURS = {
     "filters": (plus, [XS, [None] * 5, BS], {}, RELU, MISFIT + "3 in the input, None in the"),
     "rank": (lambda x, w: tf.nn.relu(conv(x, w)), [None, WS], {}, "conv3d_relu", "not 5"),
     "groups": (plus, [(2, 3, 6, 5, 6), WS, BS], {}, RELU, MISFIT + "6 in the input, 3 in the"),
+    "gaps": (strided, [XS, (1, 1, 1, 3, 4), BS], {}, RELU, GAPS),
+    "gaps of depth": (strided, [XS, (1, 2, 3, 3, 4), BS], {}, RELU, GAPS),
+    "gaps of windows unknown": (strided, [XS, (2, None, 2, 3, 4), BS], {}, RELU, GAPS),
     "alone": (lambda x, w: conv(x, w), [XS, WS], {}, "conv3d", ""),
     "alone, gradients": (step_of(conv), [XS, WS], {}, "conv3d", ""),
     "used": (used(lambda z, x: tf.exp(z)), VOLUME[:3], {}, RELU, "Conv3D:0 is also used by Exp"),

@@ -56,22 +56,6 @@ struct PlaneWindows {
   }
 };
 
-// Copies `bytes`, which are mostly few.
-inline void CopyPixel(const char* from, std::int64_t bytes, char* to) {
-  switch (bytes) {
-    case 4:
-      return void(std::memcpy(to, from, 4));
-    case 8:
-      return void(std::memcpy(to, from, 8));
-    case 12:
-      return void(std::memcpy(to, from, 12));
-    case 16:
-      return void(std::memcpy(to, from, 16));
-    default:
-      std::memcpy(to, from, bytes);
-  }
-}
-
 // Windows [begin, end) as images [pixels, taps, channels].
 void GatherImages(const PlaneWindows& w, std::int64_t begin, std::int64_t end,
                   const Parallel& parallel, char* to) {
@@ -89,7 +73,7 @@ void GatherImages(const PlaneWindows& w, std::int64_t begin, std::int64_t end,
         if (from == nullptr) {
           std::memset(at, 0, run);
         } else {
-          CopyPixel(from + i, run, at);
+          std::memcpy(at, from + i, run);
         }
         at += w.taps * w.bytes;
       }
@@ -276,7 +260,9 @@ bool ComputeConv3D(const ConvForwardArgs& args, const ConvDepth& d,
   images.shape.in_c *= d.kernel;
   images.shape.batch = WindowsTogether(windows, count);
   const Kernels& kernels = ForwardKernels(args.dtype, images.shape);
-  if (!PackFilters(kernels, images, parallel, scratch, &images.packed_filters))
+  // The kernels pack filters that they meet once as suits them.
+  if (images.shape.batch < count &&
+      !PackFilters(kernels, images, parallel, scratch, &images.packed_filters))
     return false;
   SharedScratch shared(scratch);
   return ForImages(
