@@ -27,11 +27,3 @@ set_target_properties(tensorflow_framework PROPERTIES
   IMPORTED_LOCATION "${TFO_TF_LIBRARY}"
   INTERFACE_INCLUDE_DIRECTORIES "${TFO_TF_INCLUDE}"
   INTERFACE_COMPILE_DEFINITIONS "${TFO_TF_DEFINITIONS}")
-
-# Parsing these takes most of the time of a file that includes them.
-function(tfo_precompile_tensorflow target)
-  target_precompile_headers(${target} PRIVATE
-    <tensorflow/core/framework/op.h>
-    <tensorflow/core/framework/op_kernel.h>
-    <tensorflow/core/framework/shape_inference.h>)
-endfunction()
