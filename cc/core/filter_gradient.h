@@ -79,17 +79,21 @@ class FilterGradientWork {
 
   void Reduce(const Parallel& parallel) {
     if (p_.rows > 0 && !p_.in_place) {
-      auto reduce = [&](std::int64_t row, int) {
-        const std::int64_t matrix = g_.x.taps.taps[row / s_.in_c].filter;
-        ReduceRow(sums_ + row * kColumns, p_, s_.out_c, map_.column,
-                  g_.filters_gradient + matrix * map_.matrix +
-                      row % s_.in_c * map_.row);
+      constexpr std::int64_t kRows = 16;
+      const std::int64_t parts = CeilDiv(s_.in_c, kRows);
+      auto reduce = [&](std::int64_t index, int) {
+        const std::int64_t tap = index / parts, c = index % parts * kRows;
+        ReduceRows(sums_ + (tap * s_.in_c + c) * kColumns,
+                   Min(kRows, s_.in_c - c), p_, s_.out_c, map_.column, map_.row,
+                   g_.filters_gradient +
+                       g_.x.taps.taps[tap].filter * map_.matrix + c * map_.row);
       };
-      ParallelFor(parallel, p_.rows, p_.slices * s_.out_c, reduce);
+      ParallelFor(parallel, g_.x.taps.count * parts,
+                  kRows * p_.slices * s_.out_c, reduce);
     }
     if (g_.bias_gradient != nullptr) {
-      ReduceRow(sums_ + p_.SumRows() * kColumns, p_, s_.out_c, 1,
-                g_.bias_gradient);
+      ReduceRows(sums_ + p_.SumRows() * kColumns, 1, p_, s_.out_c, 1, 0,
+                 g_.bias_gradient);
     }
   }
 
@@ -316,12 +320,25 @@ class FilterGradientWork {
     std::int64_t row_offset[kTileRows<E>];
     for (int i = 0; i < kTileRows<E>; ++i)
       row_offset[i] = i * (p_.transposed ? p_.pitch / kElements<E> : 1);
+    // What tiles have in common is set once: there are few steps to each.
+    TileOperands<E> tile{};
+    tile.row_offset = row_offset;
+    tile.k_stride = p_.k_stride;
+    tile.b_stride = kColumns;
+    tile.prefetch = &prefetch;
+    tile.a_plane = x_size_;
+    tile.b_plane = dz_.plane();
+    tile.y_stride = map_.row;
+    tile.stream = p_.streamed;
     std::int64_t first_row = block.first;
     for (std::int64_t run = 0; run < num_runs_; ++run) {
       const std::int64_t length = whole ? runs_[run].length : block.count;
       const EvenParts parts(length, kTileRows<E>);
       std::int64_t b_offset = 0;
       const Pixels pixels = PixelsUnder(run, band, block, dz, lines, &b_offset);
+      tile.segments = pixels.lines;
+      tile.num_segments = pixels.num_lines;
+      if (p_.transposed) tile.b_offset = &b_offset;
       const std::int64_t out =
           taps.taps[first_row / s_.in_c].filter * map_.matrix +
           first_row % s_.in_c * map_.row;
@@ -350,27 +367,16 @@ class FilterGradientWork {
               }
             }
           }
-          TileOperands<E> tile{
-              pixels.x + i * pixels.x_row,
-              row_offset,
-              p_.k_stride,
-              pixels.lines,
-              pixels.num_lines,
-              pixels.dz + (panel - panels.begin) * dz_.panel_size(),
-              kColumns,
-              band.first ? nullptr : c,
-              c_stride,
-              c,
-              c_stride,
-              &prefetch};
-          tile.a_plane = x_size_;
-          tile.b_plane = dz_.plane();
+          tile.a = pixels.x + i * pixels.x_row;
+          tile.b = pixels.dz + (panel - panels.begin) * dz_.panel_size();
+          tile.start = band.first ? nullptr : c;
+          tile.c = c;
+          tile.start_stride = tile.c_stride = c_stride;
+          tile.num_panels = 1;
           if constexpr (kTilesHold<T>) {
-            if (p_.in_place && !in_edge && (kIs16Bit<T> || p_.streamed)) {
-              tile.y = to;
-              tile.y_stride = map_.row;
-              tile.stream = p_.streamed;
-            }
+            const bool in_tile =
+                p_.in_place && !in_edge && (kIs16Bit<T> || p_.streamed);
+            tile.y = in_tile ? to : nullptr;
           }
           prefetch.Clear();
           if (p_.by_rows && band.first && !in_edge) {
@@ -395,7 +401,6 @@ class FilterGradientWork {
           next_dz->Advance(tile.num_panels, &prefetch);
           const int tile_columns =
               tile.num_panels > 1 ? static_cast<int>(kColumns) : num_columns;
-          if (p_.transposed) tile.b_offset = &b_offset;
           kTransposesRows<E>&& p_.transposed
               ? RunTile<E, kTransposesRows<E>>(num_rows, tile_columns, tile)
               : RunTile<E, false>(num_rows, tile_columns, tile);

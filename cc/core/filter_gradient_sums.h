@@ -73,22 +73,26 @@ TFO_INLINE void StoreColumns(T* to, Vec<Accumulator<T>> v, int n,
   }
 }
 
-// Adds the slices of one row of sums, [slices, panels, rows, columns of the
-// panel], and writes it.
+// Adds the slices of some rows of sums, [slices, panels, rows, columns of the
+// panel], and writes them, `pitch` apart. A panel's rows are read together:
+// each slice has a page of its own.
 template <class T>
-void ReduceRow(const Accumulator<T>* sums, const FilterGradientPlan& p,
-               std::int64_t columns, std::int64_t stride, T* to) {
+void ReduceRows(const Accumulator<T>* sums, std::int64_t rows,
+                const FilterGradientPlan& p, std::int64_t columns,
+                std::int64_t stride, std::int64_t pitch, T* to) {
   using A = Accumulator<T>;
   constexpr int lanes = kLanes<A>;
   const std::int64_t panel_size = p.PanelSize<A>();
   for (std::int64_t j = 0; j < columns; j += lanes) {
     const A* from =
         sums + j / kTileColumns<A> * panel_size + j % kTileColumns<A>;
-    Vec<A> sum = Load(from);
-    for (std::int64_t s = 1; s < p.slices; ++s)
-      sum += Load(from + s * p.panels * panel_size);
-    StoreColumns(to + j * stride, sum,
-                 static_cast<int>(Min(lanes, columns - j)), stride);
+    for (std::int64_t i = 0; i < rows; ++i, from += kTileColumns<A>) {
+      Vec<A> sum = Load(from);
+      for (std::int64_t s = 1; s < p.slices; ++s)
+        sum += Load(from + s * p.panels * panel_size);
+      StoreColumns(to + i * pitch + j * stride, sum,
+                   static_cast<int>(Min(lanes, columns - j)), stride);
+    }
   }
 }
 
