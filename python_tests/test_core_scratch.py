@@ -100,12 +100,14 @@ def test_filters_of_input_gradients_are_read_as_they_are():
 
 @pytest.mark.parametrize("columns", [1, 4])
 def test_factors_of_few_columns_are_read_as_they_are(columns):
-    """The filters, transposed; for their gradient dz, transposed, and some sets of its sums."""
+    """The filters, transposed; for their gradient dz, transposed, eight sets of sums, whose lines
+    are a little longer, and what the bias gradient gathers of dz."""
     few, more = (
         _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 2048, 2048, n)) for n in (columns, 5)
     )
-    assert few[0] < columns * 2048 * 4 + 1024
-    assert few[1] < more[1] // 3
+    factors = columns * 2048 * 4
+    assert few[0] < factors + 1024
+    assert few[1] < 9 * factors * 33 // 32 + MIB // 8 < more[1]
 
 
 def test_threads_share_bands_evenly_where_results_do_not_depend_on_bands():
@@ -145,7 +147,9 @@ def test_gradients_of_many_pixels_come_from_one_gathered_dz():
     """The input gradient by itself would gather bands of dz once more."""
     _, taken = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 4096, 64, 256))
     sums = 16 * 65 * 256 * 4
-    filters, dz, x = filter_bytes(64, 256, 1), 126 * 256 * 4, 0
+    # Of a band.
+    pixels = 192 if _core.isa() in ("portable", "avx2") else 126
+    filters, dz, x = filter_bytes(64, 256, 1), pixels * 256 * 4, 0
     if in_parts():
         dz = 128 * 256 * (4 + 2 * 6)  # as numbers, and in parts for either gradient
         x = 64 * 160 * 6
