@@ -115,6 +115,8 @@ def test_fused(name, dtype, mode):
             compiled = function(lambda *args: gradients(code, args))
             found = compiled(*args)
             assert gradient_count(compiled) >= 1
+            if "conv2d_bias" not in others:
+                others = others | {"trained_conv2d": 1}
     assert rule_counts(compiled) == {**others, RULE: 1}, "\n".join(map(str, compiled.remap_reports))
     concrete = compiled.get_concrete_function(*args)
     assert joined(concrete) == [1, 1]

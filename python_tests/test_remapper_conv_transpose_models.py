@@ -75,7 +75,7 @@ MODELS = {
         (8, 12, 2),
         {"conv2d_transpose_bias_relu": 1, "conv2d_transpose_bias_add_relu": 1},
     ),
-    dcgan: ((32, 32, 3), {"conv2d_transpose_bias_tanh": 1}),
+    dcgan: ((32, 32, 3), {"conv2d_transpose_bias_tanh": 1, "trained_conv2d_transpose": 2}),
     wave_u_net: (
         (16, 2),
         {"conv1d_transpose_bias_relu": 1, "conv1d_transpose_bias_tanh": 1},

@@ -118,6 +118,7 @@ ARCHITECTURES = {
     "MobileNetV3Small": {
         "conv2d_moments": 23,
         "grouped_conv2d": 7,
+        "trained_conv2d": 23,
         "pad_conv2d": 4,
         "conv2d_bias": 10,
         "conv2d_bias_hard_swish": 1,
@@ -130,6 +131,7 @@ ARCHITECTURES = {
     "EfficientNetV2B0": {
         "conv2d_moments": 59,
         "grouped_conv2d": 16,
+        "trained_conv2d": 43,
         "conv2d_bias_sigmoid": 16,
         "conv2d_bias_silu": 16,
         "matmul_bias": 1,

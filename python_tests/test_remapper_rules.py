@@ -22,6 +22,9 @@ SHAPES = {
     "act": [(6, 7)],
     "conv2d": CONV[:2],
     "conv2d_add": [*CONV[:2], (2, 6, 5, 4)],
+    "trained_conv2d": CONV[:2],
+    "trained_conv2d_transpose": [*TRANSPOSE[:2], (4,)],
+    "trained_conv3d": VOLUME[:2],
     "grouped_conv2d": [(2, 6, 5, 4), (3, 3, 2, 6)],
     "pad_conv2d": CONV[:2],
     "pad_conv2d_bias": CONV,
@@ -104,6 +107,7 @@ MOMENTS = DECOMPOSED | {"form": "moments", "scaled_first": False}
 UPSAMPLED = {"strides": [1, 2, 2, 1], "y_shape": [2, 6, 8, 5]}
 VARIANTS = {
     "conv2d_transpose": UPSAMPLED,
+    "trained_conv2d_transpose": UPSAMPLED,
     "conv2d_transpose_bias": UPSAMPLED,
     "conv1d_transpose_bias": UPSAMPLED | {"y_shape": [2, 1, 8, 5]},
     "moments_batch_norm": DECOMPOSED | {"axes": [0, 1, 2]},

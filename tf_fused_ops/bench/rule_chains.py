@@ -100,6 +100,9 @@ def _dropout(x):
 FAMILIES = {
     "act": lambda x: x,
     "conv2d": _conv,
+    "trained_conv2d": _conv,
+    "trained_conv2d_transpose": _conv_transpose,
+    "trained_conv3d": _conv3d,
     "grouped_conv2d": _conv,
     "pad_conv2d": _pad_conv,
     "pad_conv2d_bias": lambda x, w, b: tf.nn.bias_add(_pad_conv(x, w), b),

@@ -60,6 +60,7 @@ _RULES = {
     **_both("conv2d", _IMAGES, _FILTERS, macs=_CONV_MACS),
     **_rule("conv2d_bias_add", _IMAGES, _FILTERS, _CHANNELS, macs=_CONV_MACS),
     **_rule("grouped_conv2d", _IMAGES, (3, 3, 16, 128), macs=_CONV_MACS // 8, act="none"),
+    **_rule("trained_conv2d", _IMAGES, _FILTERS, macs=_CONV_MACS, act="none", trained=True),
     **_rule("pad_conv2d", _IMAGES, _FILTERS, result=(8, 14, 14, 128), macs=_CONV_MACS // 4),
     **_rule(
         "pad_conv2d_bias",
@@ -83,6 +84,15 @@ _RULES = {
         result=(8, 56, 56, 64),
         macs=8 * 28 * 28 * 16 * 64 * 128,
         act="silu",
+    ),
+    **_rule(
+        "trained_conv2d_transpose",
+        _IMAGES,
+        (4, 4, 64, 128),
+        result=(8, 56, 56, 64),
+        macs=8 * 28 * 28 * 16 * 64 * 128,
+        act="none",
+        trained=True,
     ),
     **_both(
         "conv2d_transpose_bias",
@@ -115,6 +125,15 @@ _RULES = {
         (64,),
         result=(2, 8, 28, 28, 64),
         macs=2 * 8 * 28 * 28 * 27 * 32 * 64,
+    ),
+    **_rule(
+        "trained_conv3d",
+        (2, 8, 28, 28, 16),
+        (3, 3, 3, 16, 32),
+        result=(2, 8, 28, 28, 32),
+        macs=2 * 8 * 28 * 28 * 27 * 16 * 32,
+        act="none",
+        trained=True,
     ),
     **_both("matmul", (2048, 256), _WEIGHTS, result=(2048, 1024), macs=_TOKEN_MACS),
     **_rule(

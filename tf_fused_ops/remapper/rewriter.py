@@ -264,7 +264,9 @@ class _Rewriter:
     def _try_backward(self, candidate):
         """Replaces a backward pass whose forward pass stays as it is; returns whether it did."""
         (backward,) = candidate.backward
-        if len(backward.nodes) == 1 or not candidate.wanted(backward):
+        # One op is no chain, but what rules for training alone are for.
+        no_chain = len(backward.nodes) == 1 and candidate.rule.forward_alone
+        if no_chain or not candidate.wanted(backward):
             return False
         if not all(map(self._options.allows, (candidate.rule.name, candidate.name))):
             return False

@@ -30,6 +30,7 @@ from tf_fused_ops.remapper import (
     quantized,
     softmax,
     spellings,
+    trained_convs,
     weight_only,
 )
 
@@ -85,7 +86,8 @@ _CHAINS = {
     moments.GivenBatchNormAct: moments.GivenBatchNormAct,
     moments.GivenBatchNormAddAct: moments.GivenBatchNormAct,
 }
-# TensorFlow has one op for these already; and bare products stay its own.
+# TensorFlow has one op for these already; and bare products stay its own, as do convolutions in
+# inference.
 _BARE = {
     *(batch_norm.BatchNormAct, convolution.Conv2DAct, product.MatMulAct, product.DenseAct),
     *(product.BatchMatMulAct, product.EinsumAct, conv_transpose.Conv2DTransposeAct),
@@ -105,6 +107,7 @@ def _table():
         core = chain()
         yield core
         yield from _with_activations(chain, core)
+    yield from trained_convs.RULES
     yield convolution.GROUPED
     yield conv_moments.CONV_MOMENTS
     yield product.FewRowsMatMul()
