@@ -11,6 +11,7 @@ _keras.check_backend("tf_fused_ops.layers")
 from tf_fused_ops.layers.activation import gelu_tanh  # noqa: E402
 from tf_fused_ops.layers.batch_norm import FusedBatchNormalization  # noqa: E402
 from tf_fused_ops.layers.conv import FusedConv2D  # noqa: E402
+from tf_fused_ops.layers.conv3d import FusedConv3D  # noqa: E402
 from tf_fused_ops.layers.conv_transpose import FusedConv2DTranspose  # noqa: E402
 from tf_fused_ops.layers.convert import convert, revert  # noqa: E402
 from tf_fused_ops.layers.dense import FusedDense  # noqa: E402
@@ -29,6 +30,7 @@ __all__ = [
     "FusedBatchNormalization",
     "FusedConv2D",
     "FusedConv2DTranspose",
+    "FusedConv3D",
     "FusedDense",
     "FusedDepthwiseConv2D",
     "FusedGRU",

@@ -73,8 +73,9 @@ class Convolution(FusedLayer):
             return super().call(inputs)
         y = self._convolve(inputs)
         if self.bias is not None:
+            pixels = (1,) * self.rank
             last = self.data_format == "channels_last"
-            y = y + ops.reshape(self.bias, (1, 1, 1, -1) if last else (1, -1, 1, 1))
+            y = y + ops.reshape(self.bias, (1, *pixels, -1) if last else (1, -1, *pixels))
         return self.activation(y + side_input)
 
 

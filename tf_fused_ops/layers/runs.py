@@ -8,6 +8,7 @@ import keras
 from tf_fused_ops.layers.activation import fusable, gelu_tanh
 from tf_fused_ops.layers.batch_norm import FusedBatchNormalization
 from tf_fused_ops.layers.conv import FusedConv2D
+from tf_fused_ops.layers.conv3d import FusedConv3D
 from tf_fused_ops.layers.conv_transpose import FusedConv2DTranspose
 from tf_fused_ops.layers.dense import FusedDense
 from tf_fused_ops.layers.depthwise_conv import FusedDepthwiseConv2D, FusedSeparableConv2D
@@ -24,6 +25,7 @@ FUSED = {
     keras.layers.DepthwiseConv2D: FusedDepthwiseConv2D,
     keras.layers.SeparableConv2D: FusedSeparableConv2D,
     keras.layers.Conv2DTranspose: FusedConv2DTranspose,
+    keras.layers.Conv3D: FusedConv3D,
     keras.layers.GroupNormalization: FusedGroupNormalization,
     keras.layers.LayerNormalization: FusedLayerNormalization,
     keras.layers.RMSNormalization: FusedRMSNormalization,

@@ -45,7 +45,8 @@ class Conv3DBiasAct(ImageBiasAct):
         if input[-1] is None or input[-1] != filters[-2]:
             found = f"{input[-1]} in the input, {filters[-2]} in the filters"
             return f"its channels are not known or do not fit: {found}"
-        if match.attrs["padding"] == b"SAME" and _leaves_pixels(match.attrs, filters):
+        windows = filters[:3], match.attrs["strides"][1:4], match.attrs["dilations"][1:4]
+        if match.attrs["padding"] == b"SAME" and leaves_pixels(*windows):
             return "its windows leave pixels between them, where TensorFlow puts them elsewhere"
         return None
 
@@ -58,15 +59,20 @@ class Conv3DBiasAct(ImageBiasAct):
         return attributes
 
 
-def _leaves_pixels(attrs, filters):
+def leaves_pixels(sizes, strides, dilations):
     """Returns whether more than one pixel, which padding would share out, may lie between two
-    windows."""
+    windows.
+
+    Args:
+        sizes: The filters' depth, height and width; None for those that are not known.
+        strides: Of depth, height and width.
+        dilations: Likewise.
+    """
     extents = (
-        None if size is None else (size - 1) * dilation + 1
-        for size, dilation in zip(filters[:3], attrs["dilations"][1:4], strict=True)
+        1 if size is None else (size - 1) * dilation + 1
+        for size, dilation in zip(sizes, dilations, strict=True)
     )
-    pairs = zip(extents, attrs["strides"][1:4], strict=True)
-    return any(stride - (1 if extent is None else extent) > 1 for extent, stride in pairs)
+    return any(stride - extent > 1 for stride, extent in zip(strides, extents, strict=True))
 
 
 class Conv3DAct(Conv3DBiasAct):
