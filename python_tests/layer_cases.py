@@ -9,6 +9,7 @@ from remapping import FUSED, op_counts
 from tf_fused_ops import layers
 
 KINDS = (
+    layers.FusedConv1D,
     layers.FusedConv2D,
     layers.FusedBatchNormalization,
     layers.FusedGroupNormalization,
@@ -163,6 +164,22 @@ CASES = {
         (2, 3, 5, 6),
         (2, 4, 11, 13),
         FUSED["transposed convolution"],
+    ),
+    "conv1d": Case(
+        layers.FusedConv1D,
+        keras.layers.Conv1D,
+        {"filters": 4, "kernel_size": 3, "padding": "same", "strides": 2},
+        (2, 9, 3),
+        (2, 5, 4),
+        FUSED["Conv2D"],
+    ),
+    "conv1d_causal": Case(
+        layers.FusedConv1D,
+        keras.layers.Conv1D,
+        {"filters": 4, "kernel_size": 3, "padding": "causal", "dilation_rate": 2},
+        (2, 9, 3),
+        (2, 9, 4),
+        FUSED["Conv2D"],
     ),
     "conv3d": Case(
         layers.FusedConv3D,

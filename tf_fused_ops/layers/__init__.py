@@ -11,6 +11,7 @@ _keras.check_backend("tf_fused_ops.layers")
 from tf_fused_ops.layers.activation import gelu_tanh  # noqa: E402
 from tf_fused_ops.layers.batch_norm import FusedBatchNormalization  # noqa: E402
 from tf_fused_ops.layers.conv import FusedConv2D  # noqa: E402
+from tf_fused_ops.layers.conv1d import FusedConv1D  # noqa: E402
 from tf_fused_ops.layers.conv3d import FusedConv3D  # noqa: E402
 from tf_fused_ops.layers.conv_transpose import FusedConv2DTranspose  # noqa: E402
 from tf_fused_ops.layers.convert import convert, revert  # noqa: E402
@@ -28,6 +29,7 @@ from tf_fused_ops.layers.recurrent import FusedGRU, FusedLSTM, FusedSimpleRNN  #
 
 __all__ = [
     "FusedBatchNormalization",
+    "FusedConv1D",
     "FusedConv2D",
     "FusedConv2DTranspose",
     "FusedConv3D",

@@ -79,8 +79,21 @@ class Convolution(FusedLayer):
         return self.activation(y + side_input)
 
 
+class GroupedConvolution(Convolution):
+    """What layers share whose convolution may be in groups, which are fused on the CPU."""
+
+    def _never_fuses(self):
+        return lora_or_quantized(self)
+
+    def _unsuited(self, inputs):
+        reason = super()._unsuited(inputs)
+        if reason is None and self.groups != 1 and device_type(inputs.device) != "CPU":
+            return f"the convolution has {self.groups} groups, which is fused on the CPU alone"
+        return reason
+
+
 @keras.saving.register_keras_serializable(package="tf_fused_ops")
-class FusedConv2D(Convolution, keras.layers.Conv2D):
+class FusedConv2D(GroupedConvolution, keras.layers.Conv2D):
     """2D convolution with bias, residual and activation in one op.
 
     activation(conv2d(inputs, kernel) + bias + side_input)
@@ -108,15 +121,6 @@ class FusedConv2D(Convolution, keras.layers.Conv2D):
     def get_config(self):
         """Returns the stock layer's configuration, with `winograd` where it is allowed."""
         return {**super().get_config(), **({"winograd": True} if self.winograd else {})}
-
-    def _never_fuses(self):
-        return lora_or_quantized(self)
-
-    def _unsuited(self, inputs):
-        reason = super()._unsuited(inputs)
-        if reason is None and self.groups != 1 and device_type(inputs.device) != "CPU":
-            return f"the convolution has {self.groups} groups, which is fused on the CPU alone"
-        return reason
 
     def _convolve(self, inputs):
         return self.convolution_op(inputs, self.kernel)

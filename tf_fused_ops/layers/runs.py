@@ -8,6 +8,7 @@ import keras
 from tf_fused_ops.layers.activation import fusable, gelu_tanh
 from tf_fused_ops.layers.batch_norm import FusedBatchNormalization
 from tf_fused_ops.layers.conv import FusedConv2D
+from tf_fused_ops.layers.conv1d import FusedConv1D
 from tf_fused_ops.layers.conv3d import FusedConv3D
 from tf_fused_ops.layers.conv_transpose import FusedConv2DTranspose
 from tf_fused_ops.layers.dense import FusedDense
@@ -19,6 +20,7 @@ from tf_fused_ops.remapper import log
 
 # Exact classes: a subclass may compute anything.
 FUSED = {
+    keras.layers.Conv1D: FusedConv1D,
     keras.layers.Conv2D: FusedConv2D,
     keras.layers.BatchNormalization: FusedBatchNormalization,
     keras.layers.Dense: FusedDense,
