@@ -40,6 +40,16 @@ def conv1d(stride=1, padding="SAME", dilations=1, data_format="NWC"):
     return fn
 
 
+def causal(paddings=((0, 0), (4, 0), (0, 0)), pad=tf.pad, padding="VALID", strides=1, dilations=2):
+    """As Keras's layer."""
+
+    def fn(x, w, b):
+        z = tf.nn.conv1d(pad(x, paddings), w, strides, padding, dilations=dilations)
+        return tf.nn.relu(tf.nn.bias_add(z, b))
+
+    return fn
+
+
 def einsum(equation):
     return lambda x, w, b: tf.nn.gelu(tf.nn.bias_add(tf.einsum(equation, x, w), b))
 
@@ -76,6 +86,14 @@ POSITIVE = {
         "pad_conv2d",
     ),
     "pad_of_nothing": (padded([[0, 0]] * 4), IMAGE, "pad_conv2d_bias_relu"),
+    "causal": (causal(), SIGNAL, "pad_conv1d_bias_relu"),
+    "causal_strides": (causal(strides=2, dilations=1), SIGNAL, "pad_conv1d_bias_relu"),
+    "causal_groups": (causal(), [(2, 7, 6), *SIGNAL[1:]], "pad_conv1d_bias_relu"),
+    "conv1d_padded_twice": (
+        causal(((0, 0), (1, 3), (0, 0))),
+        SIGNAL,
+        "pad_conv1d_bias_relu",
+    ),
     "conv1d": (conv1d(), SIGNAL, "conv1d_bias_silu"),
     "conv1d_strides": (conv1d(2, "VALID"), SIGNAL, "conv1d_bias_silu"),
     "conv1d_dilations": (conv1d(1, "SAME", 2), SIGNAL, "conv1d_bias_silu"),
@@ -172,6 +190,7 @@ def mirror(x, paddings):
 
 
 PAD, CONV = "pad_conv2d_bias_relu", {"conv2d_bias_relu": 1}
+CAUSAL, CONV1D = "pad_conv1d_bias_relu", {"conv1d_bias_relu": 1}
 # The activation goes alone.
 GELU = {"act_gelu_erf": 1}
 NEGATIVE = {
@@ -191,6 +210,15 @@ NEGATIVE = {
         "pad_conv2d",
         "pads again",
     ),
+    "causal_pads_twice": (causal(padding="SAME"), SIGNAL, CONV1D, CAUSAL, "pads again"),
+    "causal_pads_channels": (
+        causal(((0, 0), (4, 0), (0, 3))),
+        [SIGNAL[0], (3, 6, 4), (4,)],
+        CONV1D,
+        CAUSAL,
+        "are not those of a convolution",
+    ),
+    "causal_pads_with_one": (causal(pad=pad_with_one), SIGNAL, CONV1D, CAUSAL, None),
     "pad_with_one": (padded(SPATIAL, pad=pad_with_one), IMAGE, CONV, PAD, None),
     "pad_mirrored": (padded(SPATIAL, pad=mirror), IMAGE, CONV, PAD, None),
     "conv1d_squeezed_is_used": (
@@ -304,6 +332,18 @@ def test_conv1d_with_channels_first(unknown_batch):
     assert (rule_counts(compiled), gradient_count(compiled)) == ({"conv1d_bias_silu": 1}, 1)
 
 
+def test_causal_with_channels_first():
+    def channels_first(x, w, b):
+        z = tf.nn.conv1d(tf.pad(x, [[0, 0], [0, 0], [2, 0]]), w, 1, "VALID", "NCW")
+        return tf.nn.relu(tf.nn.bias_add(z, b, "NCW"))
+
+    x, w, b = values((2, 3, 7), *SIGNAL[1:])
+    compiled = function(channels_first)
+    expected = causal(((0, 0), (2, 0), (0, 0)), dilations=1)(tf.transpose(x, [0, 2, 1]), w, b)
+    assert_same(compiled(x, w, b), tf.transpose(expected, [0, 2, 1]))
+    assert rule_counts(compiled) == {CAUSAL: 1}
+
+
 @pytest.mark.parametrize("known", [(None, None, 7), (None, 3, 7), (2, 3, 7)])
 def test_einsum_of_unknown_sizes(known):
     """Of two unknown sizes the shape of the result is computed."""
@@ -340,6 +380,11 @@ LAYERS = {
         lambda: keras.layers.Conv1D(4, 3, 2, padding="same", activation="gelu"),
         (2, 7, 3),
         "conv1d_bias",
+    ),
+    "causal": (
+        lambda: keras.layers.Conv1D(4, 3, padding="causal", dilation_rate=2, activation="gelu"),
+        (2, 7, 3),
+        "pad_conv1d_bias",
     ),
     "einsum_dense": (
         lambda: keras.layers.EinsumDense("abc,cd->abd", (None, 4), "gelu", "d"),

@@ -28,6 +28,7 @@ SHAPES = {
     "grouped_conv2d": [(2, 6, 5, 4), (3, 3, 2, 6)],
     "pad_conv2d": CONV[:2],
     "pad_conv2d_bias": CONV,
+    "pad_conv1d_bias": CONV1D,
     "conv1d_bias": CONV1D,
     "conv1d_bias_add": [*CONV1D, (2, 6, 4)],
     "conv2d_bias": CONV,
@@ -180,6 +181,8 @@ def attrs(rule, **changes):
     variant = VARIANTS.get(rule.family.removesuffix("_add"), {})
     if rule.family.startswith("pad_conv2d"):
         variant = {"paddings": [[0, 0], [1, 2], [0, 3], [0, 0]]}
+    if rule.family.startswith("pad_conv1d"):
+        variant = {"paddings": [[0, 0], [3, 1], [0, 0]]}
     if rule.family.startswith("weight_only"):
         variant = {"divided": 1, "gradient": None, "arguments": ()}
     if "heads_bias" in rule.family or rule.family == "weight_only_heads":

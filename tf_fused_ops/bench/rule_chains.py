@@ -20,6 +20,11 @@ def _pad_conv(x, filters):
     return tf.nn.conv2d(tf.pad(x, paddings), filters, 2, "VALID")
 
 
+def _causal_conv1d(x, filters):
+    paddings = [[0, 0], [filters.shape[0] - 1, 0], [0, 0]]
+    return tf.nn.conv1d(tf.pad(x, paddings), filters, 1, "VALID")
+
+
 def _conv_transpose(x, filters):
     """One after which the image has twice the size."""
     batch, height, width, _ = x.shape
@@ -106,6 +111,7 @@ FAMILIES = {
     "grouped_conv2d": _conv,
     "pad_conv2d": _pad_conv,
     "pad_conv2d_bias": lambda x, w, b: tf.nn.bias_add(_pad_conv(x, w), b),
+    "pad_conv1d_bias": lambda x, w, b: tf.nn.bias_add(_causal_conv1d(x, w), b),
     "conv2d_bias": lambda x, w, b: tf.nn.bias_add(_conv(x, w), b),
     "conv2d_transpose": _conv_transpose,
     "conv2d_transpose_bias": lambda x, w, b: tf.nn.bias_add(_conv_transpose(x, w), b),

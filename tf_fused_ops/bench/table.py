@@ -70,6 +70,13 @@ _RULES = {
         result=(8, 14, 14, 128),
         macs=_CONV_MACS // 4,
     ),
+    **_rule(
+        "pad_conv1d_bias",
+        (16, 512, 128),
+        (5, 128, 128),
+        _CHANNELS,
+        macs=16 * 512 * 5 * 128 * 128,
+    ),
     **_both(
         "conv1d_bias",
         (16, 512, 128),

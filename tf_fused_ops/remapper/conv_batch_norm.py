@@ -15,9 +15,10 @@ import tensorflow as tf
 
 from tf_fused_ops.remapper.batch_norm import BatchNormAct
 from tf_fused_ops.remapper.contraction import constant_filters, emit_gradients
-from tf_fused_ops.remapper.convolution import Conv2DBiasAct, PadConv2DBiasAct
+from tf_fused_ops.remapper.convolution import Conv2DBiasAct
 from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.moments import GivenBatchNormAct
+from tf_fused_ops.remapper.padded_convs import PadConv2DBiasAct
 from tf_fused_ops.remapper.rule import AddSideInput, Fused, Rule
 
 # By whether its input is padded by an op of its own.

@@ -182,56 +182,6 @@ class GroupedConv2D(Conv2DAct):
 GROUPED = GroupedConv2D()
 
 
-class PadConv2DBiasAct(Conv2DBiasAct):
-    """act(bias_add(conv2d(pad(input, paddings), filters), bias))."""
-
-    family = "pad_conv2d_bias"
-    gradient_ops: ClassVar = {}
-    captured: ClassVar = {"Conv2D": Conv2DBiasAct.captured["Conv2D"] | {"padding": b"VALID"}}
-
-    def default_attrs(self):
-        return super().default_attrs() | {"paddings": [[0, 0]] * 4}
-
-    def variants(self, view, anchor):
-        return super().variants(view, anchor) if anchor.inputs[0].op.type == "Pad" else ()
-
-    def parameters(self, attrs):
-        return {"paddings": (2, tf.int32)}
-
-    def scalable(self, attrs, shapes):
-        return False
-
-    def linear(self, attrs, input, filters, bias=None):
-        padded = tf.raw_ops.Pad(input=input, paddings=attrs["paddings"])
-        return super().linear(attrs, padded, filters, bias)
-
-    def check(self, match):
-        channel = 1 if match.attrs["data_format"] == b"NCHW" else 3
-        paddings = match.attrs["paddings"]
-        if match.attrs["padding"] != b"VALID":
-            return f"a padded convolution that pads again: {match.attrs['padding'].decode()}"
-        if any(paddings[0] + paddings[channel]) or min(map(min, paddings)) < 0:
-            return f"paddings {paddings} are not those of a convolution"
-        return super().check(match)
-
-    def attributes(self, match):
-        amounts = [amount for pair in match.attrs["paddings"] for amount in pair]
-        return super().attributes(match) | {"padding": "EXPLICIT", "explicit_paddings": amounts}
-
-
-class PadConv2DAct(PadConv2DBiasAct):
-    """act(conv2d(pad(input, paddings), filters)).
-
-    Also without an activation, where the convolution alone is left to stock: it saves the padded
-    image. Measured on two cores with AVX2 in times of stock: forward 0.64 to 0.91, with gradients
-    0.75 to 0.88, ResNet's stem with its batch norm 0.50.
-    """
-
-    family = "pad_conv2d"
-    operands: ClassVar = Conv2DAct.operands
-    differentiable = Conv2DAct.differentiable
-
-
 class Line:
     """What rules for a line of pixels share: the 2-D op between expand_dims and squeeze.
 
