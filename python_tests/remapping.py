@@ -31,7 +31,7 @@ FUSED = {
     "weights of few bits": "TfFusedOps>DequantizedWeights",
 }
 # Rules that emit no fused op.
-OF_STOCK_OPS = {"packed_lookup"}
+OF_STOCK_OPS = {"packed_lookup", "dilated_conv1d", "dilated_conv2d", "dilated_conv3d"}
 # Which is its own gradient.
 DROPOUT = "TfFusedOps>Dropout"
 
@@ -111,7 +111,8 @@ def gradient_op_counts(compiled):
     """Returns the numbers of gradient ops that the backward passes which the log tells of may have:
     one each, or two where both operands of a contraction have gradients."""
     fusions = [fusion for report in compiled.remap_reports for fusion in report.fused]
-    lines = [line for fusion in fusions for line in fusion.messages if "Fuse gradient of" in line]
+    messages = [m for fusion in fusions if fusion.rule not in OF_STOCK_OPS for m in fusion.messages]
+    lines = [line for line in messages if "Fuse gradient of" in line]
     both = sum(bool(re.search(r": (input|a)=[^<]\S* (filters|b)=[^<]", line)) for line in lines)
     return range(len(lines), len(lines) + both + 1)
 

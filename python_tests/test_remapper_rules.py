@@ -141,9 +141,12 @@ VARIANTS = {
 }
 # Every spelling of every activation is tried alone and after one chain; the others take the first.
 ALL_SPELLINGS = ("act", "matmul_bias")
-# Joins what other rules have made of stock code; has an operand that is the shape of another; and
-# have one that is made in a certain way.
-APART = ("conv2d_moments", "dropout", "packed_lookup", "dequantized_weights")
+# Joins what other rules have made of stock code; has an operand that is the shape of another; have
+# one that is made in a certain way; and prepare the graph for other rules.
+APART = (
+    *("conv2d_moments", "dropout", "packed_lookup", "dequantized_weights"),
+    *("dilated_conv1d", "dilated_conv2d", "dilated_conv3d"),
+)
 # Whose batch has to be known: whether it is of few rows, or the same in all operands.
 OF_KNOWN_BATCH = ("few_rows_matmul", "few_rows_batch_matmul", "grouped_attention")
 ROWS = [

@@ -4,7 +4,7 @@ Stock TensorFlow on the CPU has a gradient of a grouped convolution for some dty
 alone, so Keras calls one, and nothing else, by a function with `jit_compile=True`; XLA needs a
 multiple of the fused op's time. What such a call, or that of its backward function, computes is put
 into the graph around it as stock ops, which the rules then match. None of these may be left in the
-end, see `fuse_alone`.
+end, see `alone`.
 """
 
 import dataclasses
@@ -13,14 +13,14 @@ from tensorflow.python.framework import op_def_registry
 
 from tf_fused_ops._devices import device_type
 from tf_fused_ops.remapper import hiding
+from tf_fused_ops.remapper.alone import SIZES
 from tf_fused_ops.remapper.attributes import KEEP
-from tf_fused_ops.remapper.convolution import GROUPED, Conv2DAct, are_grouped, images
-from tf_fused_ops.remapper.emission import add, emit, emitting
+from tf_fused_ops.remapper.convolution import GROUPED, are_grouped, images
+from tf_fused_ops.remapper.emission import add, emitting
 
 _CALLS = ("StatefulPartitionedCall", "PartitionedCall")
 _COMPILED, _SHAPES = "_XlaMustCompile", "_output_shapes"
 CONVOLUTIONS = ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
-_SIZES = {"Conv2DBackpropInput": 0, "Conv2DBackpropFilter": 1}
 _SIZE_OPS = ("Shape", "ShapeN")
 _READ = "ReadVariableOp"
 # What tf.nn.convolution and its gradient have around the convolution.
@@ -62,32 +62,6 @@ def inline(view, options, find_function):
     return inlined
 
 
-def fuse_alone(op):
-    """Emits the fused op for an inlined op that no rule has taken.
-
-    Args:
-        op: A convolution or one of its gradients.
-
-    Returns:
-        (The tensor that replaces its output, the name of the rule, what is fused in words).
-    """
-    attrs = {name: op.get_attr(name) for name in Conv2DAct.captured["Conv2D"]}
-    attrs |= {"activation": "none", "name": f"{op.name}_fused"}
-    forward, gradient = GROUPED.fused_ops
-    if op.type == "Conv2D":
-        y = emit(forward, *op.inputs, [], [], [], **attrs)["y"]
-        return y, GROUPED.name, f"Fuse grouped Conv2D:  contraction={op.name}"
-    sizes, operands = op.inputs[_SIZES[op.type]], list(op.inputs)
-    operands[_SIZES[op.type]] = sizes.op.inputs[sizes.value_index]
-    input, filters, dy = operands
-    name = Conv2DAct.gradient_ops[op.type]
-    switches = {
-        f"{other}_gradient": other == name for other in ("input", "filters", "bias", "side_input")
-    }
-    found = emit(gradient, dy, input, filters, [], **switches, **attrs)[f"{name}_grad"]
-    return found, f"{GROUPED.name}_grad", f"Fuse gradient of grouped Conv2D: {name}={op.name}"
-
-
 @dataclasses.dataclass(frozen=True)
 class _Copy:
     """A function's body in the calling graph: its ops, and the tensors that it returns."""
@@ -107,7 +81,7 @@ def _body(call, options, find_function):
     nodes = {node.name: node for node in definition.node_def}
     types = [node.op for node in nodes.values()]
     convolutions = [node for node in nodes.values() if node.op in CONVOLUTIONS]
-    names = [GROUPED.name, *(f"{GROUPED.name}_grad" for node in convolutions if node.op in _SIZES)]
+    names = [GROUPED.name, *(f"{GROUPED.name}_grad" for node in convolutions if node.op in SIZES)]
     if (
         not convolutions
         or not _AROUND.union(CONVOLUTIONS).issuperset(types)
@@ -122,9 +96,9 @@ def _body(call, options, find_function):
 
 def _sizes_are_read(nodes, node):
     """Returns whether the sizes that a gradient op takes are those of a tensor at hand."""
-    if node.op not in _SIZES:
+    if node.op not in SIZES:
         return True
-    maker = nodes.get(node.input[_SIZES[node.op]].split(":")[0])
+    maker = nodes.get(node.input[SIZES[node.op]].split(":")[0])
     return maker is not None and maker.op in _SIZE_OPS
 
 

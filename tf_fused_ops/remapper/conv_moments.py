@@ -16,7 +16,7 @@ from tf_fused_ops._library import ops
 from tf_fused_ops.remapper.contraction import SUMS
 from tf_fused_ops.remapper.convolution import Conv2DAct, fits_winograd
 from tf_fused_ops.remapper.emission import emit
-from tf_fused_ops.remapper.rule import Fused, Match, Rule
+from tf_fused_ops.remapper.rule import LAST, Fused, Match, Rule
 
 _BIAS_OPS = frozenset({"BiasAdd", *SUMS})
 _CONV, _BATCH_NORM = "TfFusedOps>Conv2DBiasAct", "TfFusedOps>BatchNormAct"
@@ -64,7 +64,7 @@ class ConvMoments(Rule):
     }
     keyed = ("data_format",)
     fused_ops = (_CONV, _BATCH_NORM)
-    last = True
+    turn = LAST
 
     def default_attrs(self):
         counts = {"num_bias": 1, "num_side_inputs": 0}

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tf_fused_ops._devices import device_type
 from tf_fused_ops.remapper import quantized_weights
 from tf_fused_ops.remapper.emission import emit
-from tf_fused_ops.remapper.rule import Fused, Rule
+from tf_fused_ops.remapper.rule import LAST, Fused, Rule
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32)
 
@@ -26,7 +26,7 @@ class DequantizedWeights(Rule):
     operands: ClassVar = {"difference": (2,), "scales": (2,)}
     differentiable = ()
     fused_ops = ("TfFusedOps>DequantizedWeights",)
-    last = True
+    turn = LAST
 
     def variants(self, view, anchor):
         if quantized_weights.find_groups(anchor.outputs[0]) is not None:

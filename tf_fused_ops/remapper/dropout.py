@@ -9,7 +9,7 @@ from tensorflow.python.framework import tensor_util
 from tf_fused_ops.ops import _decimals
 from tf_fused_ops.remapper import emission, shapes
 from tf_fused_ops.remapper.emission import emit
-from tf_fused_ops.remapper.rule import Fused, Rule
+from tf_fused_ops.remapper.rule import LAST, Fused, Rule
 
 # Where random words begin: operand -> how many of 64 bits.
 RANDOM = {"rng_key": 1, "rng_counter": 2}
@@ -44,7 +44,7 @@ class Dropout(Rule):
     unscaled = APART
     fused_ops = ("TfFusedOps>Dropout",)
     # What has dropout inside comes first.
-    last = True
+    turn = LAST
 
     def __init__(self, *chain, anchor=STATELESS):
         super().__init__(*chain)

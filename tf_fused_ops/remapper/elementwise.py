@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_fused_ops.remapper import spellings
 from tf_fused_ops.remapper.emission import emit
-from tf_fused_ops.remapper.rule import Fused, Rule
+from tf_fused_ops.remapper.rule import LAST, Fused, Rule
 
 
 class Act(Rule):
@@ -18,7 +18,7 @@ class Act(Rule):
     differentiable = ("x",)
     fused_ops = ("TfFusedOps>Act", "TfFusedOps>ActGrad")
     backward_alone = True
-    last = True
+    turn = LAST
 
     @property
     def anchors(self):

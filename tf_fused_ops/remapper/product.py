@@ -12,6 +12,7 @@ from tf_fused_ops._devices import device_type
 from tf_fused_ops.remapper import shapes, spellings
 from tf_fused_ops.remapper.contraction import AddAct, ContractionBiasAct
 from tf_fused_ops.remapper.emission import reshape
+from tf_fused_ops.remapper.rule import LAST
 
 # The attributes by which an anchor says that b is transposed.
 _TRANSPOSES_B = ("transpose_b", "adj_y")
@@ -307,7 +308,7 @@ class _FewRows:
     large: int
 
     differentiable = ()
-    last = True
+    turn = LAST
 
     def variants(self, view, anchor):
         a, b = anchor.inputs

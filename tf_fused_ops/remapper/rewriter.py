@@ -14,12 +14,15 @@ import time
 
 import tensorflow as tf
 
+from tf_fused_ops._devices import device_type
 from tf_fused_ops.remapper import (
+    alone,
     caches,
     compiled_convs,
     conv_moments,
     custom_gradients,
     depthwise,
+    dilated,
     emission,
     hiding,
     log,
@@ -29,9 +32,10 @@ from tf_fused_ops.remapper import (
     variable_updates,
 )
 from tf_fused_ops.remapper.candidate import Candidate
+from tf_fused_ops.remapper.convolution import GROUPED
 from tf_fused_ops.remapper.graph import GraphView
 from tf_fused_ops.remapper.report import Fusion, Refusal, Report
-from tf_fused_ops.remapper.rule import Rule
+from tf_fused_ops.remapper.rule import FIRST, LAST, TOGETHER, Rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,12 +133,14 @@ class _Rewriter:
         self._refused = {}
         # Backward passes that could not be replaced with their forward pass, and why.
         self._left = []
+        # Dilated convolutions, and gradients of such, -> by which rule they are there.
+        self._dilated = {}
         self._successors = {}
 
     def run(self, in_program_order):
-        """Sweeps until nothing changes, then so with the rules that come last, then once for
-        updates of variables; returns what `remap_graph` does."""
-        begins = self._gradient_ops.keys() | self._anchors(False) | self._anchors(True)
+        """Sweeps with the rules of each turn until nothing changes, then once for updates of
+        variables; returns what `remap_graph` does."""
+        begins = set(self._gradient_ops).union(*map(self._anchors, (FIRST, TOGETHER, LAST)))
         updates = variable_updates.ANCHORS if in_program_order else ()
         begins |= {*updates, caches.UPDATE}
         if not any(
@@ -150,13 +156,17 @@ class _Rewriter:
             if self.view.has([caches.UPDATE]) and self._options.allows(caches.UPDATE_CACHE.name):
                 for stack in self._upwards([caches.UPDATE_CACHE.anchor]):
                     self._try_cache(stack)
-            while self._sweep() or self._sweep_backward():
+            while self._sweep(FIRST):
+                pass
+            while self._sweep(TOGETHER) or self._sweep_backward():
                 pass
             self.view.bury()
-            while self._sweep(last=True):
+            while self._sweep(LAST):
                 pass
             for op in filter(self.view.is_live, [*inlined, *regrouped]):
-                self._fuse_alone(op)
+                self._fuse_alone(op, GROUPED.name, "grouped")
+            for op in filter(self.view.is_live, self._dilated):
+                self._fuse_alone(op, f"{self._dilated[op]}_alone", "dilated")
             for anchor in self._upwards(updates):
                 self._try_update(anchor)
         self.outputs = self.view.outputs
@@ -184,14 +194,14 @@ class _Rewriter:
         self.view = self._make_view(self.graph, self.view.outputs, places=places)
         return replaced
 
-    def _anchors(self, last):
-        return rules.by_anchor(self._options.added_rules, last).keys()
+    def _anchors(self, turn):
+        return rules.by_anchor(self._options.added_rules, turn).keys()
 
-    def _sweep(self, last=False):
+    def _sweep(self, turn):
         """Tries every anchor once; returns whether anything was replaced."""
         before = len(self.report.fused)
-        for anchor in self._upwards(self._anchors(last)):
-            self._try_rules(anchor, last)
+        for anchor in self._upwards(self._anchors(turn)):
+            self._try_rules(anchor, turn)
         return len(self.report.fused) > before
 
     def _sweep_backward(self):
@@ -212,16 +222,16 @@ class _Rewriter:
             if self.view.is_live(op):
                 yield op
 
-    def _try_rules(self, anchor, last, normalized=None):
+    def _try_rules(self, anchor, turn, normalized=None):
         """Replaces the longest legal match at an anchor.
 
         Args:
             anchor: An op.
-            last: Whether to try the rules that come last, or all others.
+            turn: That of the rules to try.
             normalized: A tensor whose moments are wanted if it is the match's output.
         """
         for rule, match, mismatch in search.forward_matches(
-            self.view, anchor, self._usable(anchor.type, anchor.outputs[0].dtype, last)
+            self.view, anchor, self._usable(anchor.type, anchor.outputs[0].dtype, turn)
         ):
             if mismatch:
                 self._refuse(Candidate(rule, match, (), self.view), mismatch)
@@ -311,14 +321,21 @@ class _Rewriter:
         self._successors |= dict.fromkeys(replaced, fused)
         self._record(candidate, (message,), (fused.name,), 0)
 
-    def _fuse_alone(self, op):
-        """Replaces an inlined op that no rule has taken and that stock has no kernel for."""
+    def _fuse_alone(self, op, name, kind):
+        """Replaces an op that no rule has taken and that stock may have no kernel for.
+
+        Args:
+            op: A convolution or gradient of one that is none of the graph that was given.
+            name: The rule by which it got there.
+            kind: What kind of convolution it is, in words.
+        """
         self.view.remove([op])
         with emission.emitting(op, op.control_inputs):
-            tensor, name, message = compiled_convs.fuse_alone(op)
+            tensor, message = alone.fuse_alone(op, kind)
         self.view.swap([(op.outputs[0], tensor)])
         log.vlog(log.FUSION, message)
-        gradients, origin = int(op.type != "Conv2D"), source.Origin(op)
+        gradients, origin = int(op.type in alone.SIZES), source.Origin(op)
+        name = f"{name}_grad" if gradients else name
         self.report.fused.append(
             Fusion(name, (op.name,), (tensor.op.name,), (message,), gradients, origin)
         )
@@ -333,8 +350,8 @@ class _Rewriter:
 
     def _usable(self, *kind):
         if kind not in self._groups:
-            op_type, dtype, last = kind
-            self._groups[kind] = search.usable_rules(self.view, op_type, dtype, self._options, last)
+            op_type, dtype, turn = kind
+            self._groups[kind] = search.usable_rules(self.view, op_type, dtype, self._options, turn)
         return self._groups[kind]
 
     def _replace(self, candidate, normalized=None):
@@ -373,6 +390,8 @@ class _Rewriter:
                         if others and name in gradients:
                             gradients[name] = tf.add_n([gradients[name], *others])
                 self._swap(names, gradients)
+        if rule in dilated.RULES and device_type(candidate.root.device) == "CPU":
+            self._dilated |= dict.fromkeys(emitted, rule.name)
         names = tuple(op.name for op in emitted)
         self._record(candidate, messages, names, sum(map(bool, wanted)))
         if match.attrs["moments"] is not None:
@@ -393,7 +412,7 @@ class _Rewriter:
         conv = None if x is None else conv_moments.convolution(self.view, x, self._options)
         if conv is not None:
             reader, port = next(use for use in self.view.consumers(x) if use[0] in match.nodes)
-            self._try_rules(conv, last=False, normalized=x)
+            self._try_rules(conv, TOGETHER, normalized=x)
             fused = self.view.inputs[reader][port]
             match, moments = match.reading(fused, instead_of=x), conv_moments.moments(fused)
         attrs = {

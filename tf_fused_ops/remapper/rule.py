@@ -8,6 +8,10 @@ import tensorflow as tf
 
 from tf_fused_ops.remapper import shapes, spellings
 
+# When rules get their turn: before others, for which they prepare the graph; with most; after
+# others, for what those have left.
+FIRST, TOGETHER, LAST = range(3)
+
 
 @dataclasses.dataclass(frozen=True)
 class Match:
@@ -79,7 +83,7 @@ class Rule(abc.ABC):
             at which backward passes without forward pass are recognized; see `backward_variants`.
         core: What the rule adds its activation or side input to; where that is not found, the rule
             need not be tried.
-        last: Whether the rule gets only what those that are not have left.
+        turn: FIRST, TOGETHER or LAST.
     """
 
     family: str
@@ -94,7 +98,7 @@ class Rule(abc.ABC):
     forward_alone = True
     backward_alone = False
     gradient_ops: ClassVar[dict] = {}
-    last = False
+    turn = TOGETHER
 
     def __init__(self, activation=spellings.NONE, spelling=None, core=None):
         self.activation = activation

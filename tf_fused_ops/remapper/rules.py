@@ -18,6 +18,7 @@ from tf_fused_ops.remapper import (
     convolution,
     cross_entropy,
     dequantized,
+    dilated,
     dropout,
     elementwise,
     group_norm,
@@ -110,6 +111,7 @@ def _table():
         yield core
         yield from _with_activations(chain, core)
     yield from trained_convs.RULES
+    yield from dilated.RULES
     yield convolution.GROUPED
     yield conv_moments.CONV_MOMENTS
     yield product.FewRowsMatMul()
@@ -144,15 +146,14 @@ WINOGRAD = convolution.WinogradConv2D()
 
 
 @functools.lru_cache(maxsize=16)
-def by_anchor(own=(), last=False):
-    """Returns {anchor: {core: rules}} of the table and of further rules: of those that come last,
-    or of all others.
+def by_anchor(own, turn):
+    """Returns {anchor: {core: rules}} of the table and of further rules, of those of a turn.
 
     A rule that adds to no other is its own core.
     """
     table = collections.defaultdict(lambda: collections.defaultdict(list))
     for rule in (*own, *RULES):
-        if rule.last == last:
+        if rule.turn == turn:
             for op_type in rule.anchors:
                 table[op_type][rule.core].append(rule)
     return {anchor: dict(groups) for anchor, groups in table.items()}

@@ -39,7 +39,7 @@ class Branch:
     longer: tuple
 
 
-def usable_rules(view, op_type, dtype, options, last=False):
+def usable_rules(view, op_type, dtype, options, turn):
     """Returns the rules that can match in a graph at an anchor, as far as the op types in it tell.
 
     Args:
@@ -47,14 +47,14 @@ def usable_rules(view, op_type, dtype, options, last=False):
         op_type: The anchor's type.
         dtype: Its output's tf.DType.
         options: RemapOptions.
-        last: Whether to return those that come last, or all others.
+        turn: When those have their turn that are to be returned; see `rule`.
 
     Returns:
         A tuple of Branch, one per rule that adds to no other.
     """
     if not dtype.is_floating:
         return ()
-    groups = rules.by_anchor(options.added_rules, last)[op_type]
+    groups = rules.by_anchor(options.added_rules, turn)[op_type]
 
     cores = (core for core in groups if core.core is core)
     return tuple(_branches(view, groups, cores, dtype, options))
