@@ -13,6 +13,8 @@ examples:
   python -m tf_fused_ops rules --json
 """
 _NAMESPACE = "TfFusedOps>"
+# What rules emit that have no fused op of their own.
+_STOCK = "stock ops"
 
 
 def add_parser(subparsers):
@@ -110,7 +112,7 @@ def _short(table):
         if entry["family"] != family:
             family = entry["family"]
             ops = ", ".join(op.removeprefix(_NAMESPACE) for op in entry["fused_ops"])
-            yield f"{entry['chain']} -> {ops}"
+            yield f"{entry['chain']} -> {ops or _STOCK}"
             yield f"  {entry['state']}"
         first, *others = entry["spellings"]
         spellings = "spelling" if len(others) == 1 else "spellings"
@@ -120,7 +122,7 @@ def _short(table):
 
 def _detailed(table):
     for entry in table:
-        yield f"{entry['rule']}: {entry['chain']} -> {', '.join(entry['fused_ops'])}"
+        yield f"{entry['rule']}: {entry['chain']} -> {', '.join(entry['fused_ops']) or _STOCK}"
         yield f"  {entry['state']}"
         yield from (f"  act(x) = {spelling}" for spelling in entry["spellings"])
         for code in entry["code"]:

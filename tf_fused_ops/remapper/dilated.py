@@ -212,7 +212,10 @@ def _gradients(op, dy):
 
 
 class DilatedConv1D(DilatedConv2D):
-    """The same of conv1d, which is conv2d between expand_dims and squeeze."""
+    """batch_to_space(conv1d(space_to_batch(input, block, paddings), filters), block, crops).
+
+    conv1d is conv2d between expand_dims and squeeze.
+    """
 
     family = "dilated_conv1d"
     operands: ClassVar = {"input": (3,), "filters": (3,)}
@@ -228,7 +231,10 @@ class DilatedConv1D(DilatedConv2D):
 
 
 class DilatedConv3D(DilatedConv2D):
-    """The same of conv3d, with padding that is "SAME" or "VALID"."""
+    """batch_to_space(conv3d(space_to_batch(input, block, paddings), filters), block, crops).
+
+    The paddings and crops are those of "SAME" or "VALID".
+    """
 
     family = "dilated_conv3d"
     anchor = "Conv3D"
