@@ -7,7 +7,7 @@ from remapping import assert_same, check, in_training, op_counts, plain, rule_co
 from tensorflow.python.framework import op_def_registry
 
 from tf_fused_ops.function import function
-from tf_fused_ops.remapper import rules
+from tf_fused_ops.remapper import rules, trained_convs
 
 CONV = [(2, 6, 5, 3), (3, 3, 3, 4), (4,)]
 MATMUL = [(6, 7), (7, 5), (5,)]
@@ -203,6 +203,12 @@ def stock(rule, named):
 def dy_like(rule, named):
     y = stock(rule, named)["y"]
     return values(y.shape, seed=1)[0]
+
+
+@pytest.fixture(autouse=True)
+def without_avx512(monkeypatch):
+    """With which stock has volumes of float32."""
+    monkeypatch.setattr(trained_convs, "isa", lambda: "avx2")
 
 
 @pytest.fixture(params=ROWS, ids=row_id)

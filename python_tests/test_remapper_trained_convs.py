@@ -19,7 +19,7 @@ from remapping import (
 from test_remapper_refusals import keep
 
 from tf_fused_ops.function import function
-from tf_fused_ops.remapper import RemapOptions, convert
+from tf_fused_ops.remapper import RemapOptions, convert, trained_convs
 
 UNTRAINED = "no gradient of it is in the graph"
 STOCK = {
@@ -49,6 +49,12 @@ CHAINS = {
     "trained_conv3d": (volume, [(2, 3, 6, 5, 3), (2, 3, 3, 3, 4)]),
 }
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def without_avx512(monkeypatch):
+    """Where volumes are fused in float32, too."""
+    monkeypatch.setattr(trained_convs, "isa", lambda: "avx2")
 
 
 def none_stock(compiled):
@@ -335,6 +341,15 @@ class TestRefusals:
     def test_unknown_channels(self):
         told = self.refused(step_of(conv), tf.TensorSpec((2, 7, 6, None)), tf.TensorSpec(W.shape))
         assert "channels are not known" in told
+
+    @pytest.mark.parametrize("isa", ["avx512", "avx512_bf16"])
+    def test_volumes_with_avx512(self, isa, monkeypatch):
+        monkeypatch.setattr(trained_convs, "isa", lambda: isa)
+        chain, shapes = CHAINS["trained_conv3d"]
+        told = reasons(check(step_of(chain), values(*shapes), {}))
+        assert told["trained_conv3d"] == "stock ops are faster for float32 with AVX-512"
+        for of_others in (values(*shapes, dtype="float64"), values(shapes[0], (1, 1, 1, 3, 4))):
+            check(step_of(chain), of_others, {"trained_conv3d": 1}, gradients=1, units=512)
 
     def test_layouts_of_volumes(self):
         def first(x, w):

@@ -1,12 +1,18 @@
 """Rules for convolutions with neither bias nor activation, as batch norm follows them.
 
 TensorFlow has one op for each, which is as fast as a fused one, but slower gradients. So they are
-fused where a gradient is in the graph.
+fused where a gradient is in the graph. Measured on two cores, the output and both gradients in
+times of stock's, float32: with AVX-512 (Zen 5) 0.3 to 1.0, once 1.1 (3x3 windows, 16 channels),
+transposed ones 0.6 to 0.9; with AVX2 (Zen 3) 0.3 to 1.1 and 0.5 to 0.8; in bfloat16 much alike. A
+training step of a U-Net is 1.6 times as fast with AVX2 as without these rules.
 """
 
 from typing import ClassVar
 
+import tensorflow as tf
+
 from tf_fused_ops._devices import device_type
+from tf_fused_ops._library import isa
 from tf_fused_ops.remapper.conv3d import Conv3DAct
 from tf_fused_ops.remapper.conv_transpose import Conv2DTransposeAct
 from tf_fused_ops.remapper.convolution import Conv2DAct, are_grouped, images
@@ -58,10 +64,22 @@ class TrainedConv2DTranspose(_Trained, Conv2DTransposeAct):
 
 
 class TrainedConv3D(_Trained, Conv3DAct):
-    """conv3d(input, filters)."""
+    """conv3d(input, filters).
+
+    With AVX-512 alone, float32, stock's takes the time of its multiply-adds: this one's is 0.8 to
+    1.2 of that. With AVX2 it is 0.02 to 0.9 (1.1 for the gradient of the filters alone), in
+    bfloat16 0.7 to 1.1, and for windows of one pixel 0.7 anywhere.
+    """
 
     family = "trained_conv3d"
     stock_gradients = ("Conv3DBackpropFilterV2", "Conv3DBackpropInputV2")
+
+    def check(self, match):
+        single = match.outputs["y"].dtype == tf.float32
+        larger = match.operands["filters"].shape[:3] != [1, 1, 1]
+        if single and larger and isa().startswith("avx512"):
+            return "stock ops are faster for float32 with AVX-512"
+        return super().check(match)
 
 
 def _is_transposed(view, filter_gradient):
