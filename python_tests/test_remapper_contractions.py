@@ -382,9 +382,19 @@ LAYERS = {
         "conv1d_bias",
     ),
     "causal": (
-        lambda: keras.layers.Conv1D(4, 3, padding="causal", dilation_rate=2, activation="gelu"),
+        lambda: keras.layers.Conv1D(4, 3, padding="causal", activation="gelu"),
         (2, 7, 3),
         "pad_conv1d_bias",
+    ),
+    "causal_without_bias": (
+        lambda: keras.layers.Conv1D(4, 3, padding="causal", use_bias=False, activation="gelu"),
+        (2, 7, 3),
+        "pad_conv1d",
+    ),
+    "conv1d_without_bias": (
+        lambda: keras.layers.Conv1D(4, 3, use_bias=False, activation="gelu"),
+        (2, 7, 3),
+        "conv1d",
     ),
     "einsum_dense": (
         lambda: keras.layers.EinsumDense("abc,cd->abd", (None, 4), "gelu", "d"),

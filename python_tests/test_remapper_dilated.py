@@ -207,6 +207,11 @@ LAYERS = {
         (2, 9, 8, 3),
         {"dilated_conv2d": 1, "grouped_conv2d": 1, "conv2d_bias_gelu_erf": 1},
     ),
+    "depthwise of a line": (
+        lambda **kw: keras.layers.DepthwiseConv1D(3, padding="same", **kw),
+        (2, 9, 3),
+        {"dilated_conv2d": 1, "row_conv2d_bias_gelu_erf": 1},
+    ),
     "conv3d": (
         lambda **kw: keras.layers.Conv3D(4, 2, padding="same", **kw),
         (2, 4, 6, 5, 3),

@@ -70,6 +70,16 @@ _RULES = {
         result=(8, 14, 14, 128),
         macs=_CONV_MACS // 4,
     ),
+    **_rule("conv1d", (16, 512, 128), (5, 128, 128), macs=16 * 512 * 5 * 128 * 128, act="silu"),
+    **_rule("pad_conv1d", (16, 512, 128), (5, 128, 128), macs=16 * 512 * 5 * 128 * 128, act="silu"),
+    **_rule(
+        "row_conv2d_bias",
+        (16, 1, 512, 128),
+        (1, 5, 128, 128),
+        _CHANNELS,
+        result=(16, 512, 128),
+        macs=16 * 512 * 5 * 128 * 128,
+    ),
     **_rule(
         "pad_conv1d_bias",
         (16, 512, 128),

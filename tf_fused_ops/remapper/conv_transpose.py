@@ -5,7 +5,8 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tf_fused_ops.remapper.contraction import AddAct, ImageBiasAct
-from tf_fused_ops.remapper.convolution import Conv2DBiasAct, Line, is_gradient
+from tf_fused_ops.remapper.convolution import Conv2DBiasAct, is_gradient
+from tf_fused_ops.remapper.lines import Line
 
 
 class Conv2DTransposeBiasAct(ImageBiasAct):

@@ -182,59 +182,6 @@ class GroupedConv2D(Conv2DAct):
 GROUPED = GroupedConv2D()
 
 
-class Line:
-    """What rules for a line of pixels share: the 2-D op between expand_dims and squeeze.
-
-    Attributes:
-        counts_back: Whether stock counts the axis that it adds from the last one.
-    """
-
-    gradient_ops: ClassVar = {}
-    counts_back = True
-
-    def variants(self, view, anchor):
-        images = (tensor.op.type for tensor in anchor.inputs if tensor.shape.rank == 4)
-        if all(op_type == "ExpandDims" for op_type in images):
-            yield from super().variants(view, anchor)
-
-    def product(self, view, anchor):
-        squeezes = (op for op in view.users(anchor.outputs[0]) if op.type == "Squeeze")
-        return next((op.outputs[0] for op in squeezes), anchor.outputs[0])
-
-    def scalable(self, attrs, shapes):
-        return False
-
-    def linear(self, attrs, input, filters, bias=None, **others):
-        axis = _height(attrs) - 4 * self.counts_back
-        wide = tf.expand_dims(input, axis), tf.expand_dims(filters, 0)
-        z = tf.squeeze(super().linear(attrs, *wide, **others), [axis])
-        return self.add_bias(attrs, z, bias)
-
-    def widen(self, match, tensor):
-        return tf.expand_dims(tensor, _height(match.attrs))
-
-    def narrow(self, match, tensor):
-        return tf.squeeze(tensor, [_height(match.attrs)])
-
-    def narrow_gradient(self, match, name, gradient):
-        height = _height(match.attrs)
-        axis = {"input": height, "filters": 0, "side_input": height}.get(name)
-        if axis is None:
-            return super().narrow_gradient(match, name, gradient)
-        return tf.squeeze(gradient, [axis])
-
-    def _factors(self, match):
-        return [self.widen(match, match.operands["input"]),
-                tf.expand_dims(match.operands["filters"], 0)]  # fmt: skip
-
-
-class Conv1DBiasAct(Line, Conv2DBiasAct):
-    """act(bias_add(conv1d(input, filters), bias)): conv2d between expand_dims and squeeze."""
-
-    family = "conv1d_bias"
-    operands: ClassVar = {"input": (3,), "filters": (3,), "bias": (1, 3)}
-
-
 class Conv2DAddAct(AddAct, Conv2DAct):
     """act(conv2d(input, filters) + side_input)."""
 
@@ -243,22 +190,9 @@ class Conv2DAddAct(AddAct, Conv2DAct):
     differentiable = (*Conv2DAct.differentiable, "side_input")
 
 
-class Conv1DBiasAddAct(AddAct, Conv1DBiasAct):
-    """act(bias_add(conv1d(input, filters), bias) + side_input)."""
-
-    family = "conv1d_bias_add"
-    operands: ClassVar = Conv1DBiasAct.operands | {"side_input": (3,)}
-    differentiable = (*Conv1DBiasAct.differentiable, "side_input")
-
-
 class Conv2DBiasAddAct(AddAct, Conv2DBiasAct):
     """act(bias_add(conv2d(input, filters), bias) + side_input)."""
 
     family = "conv2d_bias_add"
     operands: ClassVar = Conv2DBiasAct.operands | {"side_input": (4,)}
     differentiable = (*Conv2DBiasAct.differentiable, "side_input")
-
-
-def _height(attrs):
-    """Returns the axis that makes an image of a line."""
-    return 2 if attrs["data_format"] == b"NCHW" else 1

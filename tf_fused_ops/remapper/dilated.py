@@ -15,7 +15,8 @@ from tensorflow.python.framework import ops
 from tf_fused_ops._devices import device_type
 from tf_fused_ops.remapper import kernels
 from tf_fused_ops.remapper.conv3d import Conv3DAct
-from tf_fused_ops.remapper.convolution import Conv1DBiasAct, Conv2DAct
+from tf_fused_ops.remapper.convolution import Conv2DAct
+from tf_fused_ops.remapper.lines import Conv1DAct
 from tf_fused_ops.remapper.rule import FIRST, Fused, Match, Rule
 
 
@@ -219,7 +220,7 @@ class DilatedConv1D(DilatedConv2D):
 
     family = "dilated_conv1d"
     operands: ClassVar = {"input": (3,), "filters": (3,)}
-    convolution = Conv1DBiasAct()
+    convolution = Conv1DAct()
 
     def maker(self, anchor):
         # Of an image that is none of a line, there is no other.

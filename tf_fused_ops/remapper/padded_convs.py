@@ -4,7 +4,8 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from tf_fused_ops.remapper.convolution import Conv1DBiasAct, Conv2DAct, Conv2DBiasAct
+from tf_fused_ops.remapper.convolution import Conv2DAct, Conv2DBiasAct
+from tf_fused_ops.remapper.lines import Conv1DAct, Conv1DBiasAct
 
 
 class _Padded:
@@ -84,3 +85,11 @@ class PadConv1DBiasAct(_Padded, Conv1DBiasAct):
         first, *others = match.attrs["paddings"]
         height = 1 if match.attrs["data_format"] == b"NCHW" else 0
         return [first, *others[:height], [0, 0], *others[height:]]
+
+
+class PadConv1DAct(PadConv1DBiasAct):
+    """act(conv1d(pad(input, paddings), filters)), also without an activation."""
+
+    family = "pad_conv1d"
+    operands: ClassVar = Conv1DAct.operands
+    differentiable = Conv1DAct.differentiable

@@ -24,6 +24,7 @@ from tf_fused_ops.remapper import (
     group_norm,
     grouped_attention,
     layer_norm,
+    lines,
     lookup,
     max_pool,
     moments,
@@ -44,9 +45,12 @@ _CHAINS = {
     convolution.Conv2DBiasAddAct: convolution.Conv2DBiasAct,
     padded_convs.PadConv2DAct: padded_convs.PadConv2DAct,
     padded_convs.PadConv2DBiasAct: padded_convs.PadConv2DBiasAct,
+    padded_convs.PadConv1DAct: padded_convs.PadConv1DAct,
     padded_convs.PadConv1DBiasAct: padded_convs.PadConv1DBiasAct,
-    convolution.Conv1DBiasAct: convolution.Conv1DBiasAct,
-    convolution.Conv1DBiasAddAct: convolution.Conv1DBiasAct,
+    lines.Conv1DAct: lines.Conv1DAct,
+    lines.Conv1DBiasAct: lines.Conv1DBiasAct,
+    lines.Conv1DBiasAddAct: lines.Conv1DBiasAct,
+    lines.RowConv2DBiasAct: lines.RowConv2DBiasAct,
     conv_transpose.Conv2DTransposeAct: conv_transpose.Conv2DTransposeAct,
     conv_transpose.Conv2DTransposeBiasAct: conv_transpose.Conv2DTransposeBiasAct,
     conv_transpose.Conv2DTransposeBiasAddAct: conv_transpose.Conv2DTransposeBiasAct,
@@ -94,7 +98,7 @@ _CHAINS = {
 _BARE = {
     *(batch_norm.BatchNormAct, convolution.Conv2DAct, product.MatMulAct, product.DenseAct),
     *(product.BatchMatMulAct, product.EinsumAct, conv_transpose.Conv2DTransposeAct),
-    conv3d.Conv3DAct,
+    *(conv3d.Conv3DAct, lines.Conv1DAct),
 }
 
 
