@@ -17,6 +17,8 @@ WEIGHTS |= {"depthwise_conv_channels_first": (2, 0), "separable_conv": (3, 0)}
 WEIGHTS |= {"separable_conv_strided": (2, 0), "separable_conv_channels_first": (3, 0)}
 WEIGHTS |= {"conv_transpose": (2, 0), "conv_transpose_padded": (1, 0)}
 WEIGHTS |= {"conv_transpose_dilated": (2, 0), "conv_transpose_channels_first": (2, 0)}
+WEIGHTS |= {"conv1d": (2, 0), "conv1d_causal": (2, 0)}
+WEIGHTS |= {"conv3d": (2, 0), "conv3d_strided": (1, 0), "conv3d_dilated": (2, 0)}
 FAMILIES = ("conv", "batch_norm", "dense")
 ACTIVATIONS = [None, "relu", "gelu", "softmax", layers.gelu_tanh, keras.layers.LeakyReLU(0.1)]
 

@@ -220,24 +220,36 @@ LAYERS = {
 }
 
 
+@pytest.mark.parametrize("mode", ["inference", "inner tape", "outer tape"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_keras_layer(name):
+def test_keras_layer(name, mode):
     make, shape, rules = LAYERS[name]
     layer = make(dilation_rate=2, activation="gelu")
     layer.build(shape)
 
-    def step(x):
+    def forward(x):
+        return layer(x)
+
+    def step(code, x):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            loss = tf.reduce_sum(layer(x) ** 2)
-        return loss, tape.gradient(loss, [x, *layer.trainable_variables])
+            y = code(x)
+        variables = layer.trainable_variables
+        return y, tape.gradient(y, [x, *variables], output_gradients=tf.sin(y))
 
+    def inner(x):
+        return step(forward, x)
+
+    code = inner if mode == "inner tape" else forward
     signature = [tf.TensorSpec([None, *shape[1:]])]
     (x,) = values(shape)
     with plain():
-        expected = tf.function(step, input_signature=signature)(x)
-        compiled = function(step, input_signature=signature)
-        assert_same(compiled(x), expected, units=512)
+        stock = tf.function(code, input_signature=signature)
+        compiled = function(code, input_signature=signature)
+        if mode == "outer tape":
+            assert_same(step(compiled, x), step(stock, x), units=512)
+        else:
+            assert_same(compiled(x), stock(x), units=512)
     assert rule_counts(compiled) == rules
 
 
@@ -390,6 +402,28 @@ def test_images_of_channels_are_left():
 
     compiled = check(code, values(IMAGE[0], (3, 2, 3, 4)), {})
     assert "makes images of channels" in reasons(compiled)["dilated_conv2d"]
+
+
+def test_blocks_of_ones_are_left():
+    """Also if nobody knows what is padded."""
+
+    def code(x, w, paddings):
+        return apart(x, w, paddings, [[0, 0], [0, 0]], block=(1, 1))
+
+    operands = [*values(*IMAGE[:2]), tf.constant([[1, 0], [2, 1]])]
+    assert reasons(check(code, operands, {})) == {}
+
+
+def test_blocks_of_an_unknown_image_are_left():
+    """Of more dimensions than an image has, which cannot be run."""
+
+    def code(x, w):
+        images = tf.space_to_batch(x, [2, 2, 2, 2], [[0, 0]] * 4)
+        return tf.nn.conv2d(images, w, 1, "VALID")
+
+    compiled = function(code)
+    compiled.get_concrete_function(tf.TensorSpec(None), tf.TensorSpec(IMAGE[1]))
+    assert rule_counts(compiled) == {}
 
 
 @pytest.mark.parametrize("pattern", ["dilated_*", "*"])

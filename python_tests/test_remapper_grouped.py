@@ -81,7 +81,6 @@ LAYERS = {
         lambda x: Conv2D(8, 3, groups=2, use_bias=False, activation="relu")(x),
         "conv2d_relu",
     ),
-    "dilation": (lambda x: Conv2D(8, 3, groups=2, dilation_rate=2)(x), "grouped_conv2d"),
     "channels_first": (
         lambda x: Conv2D(12, 3, groups=4, use_bias=False, data_format="channels_first")(x),
         "grouped_conv2d",

@@ -57,7 +57,10 @@ class DilatedConv2D(Rule):
     def variants(self, view, anchor):
         maker = self.maker(anchor)
         block = view.constant(maker.inputs[1]) if maker.type == "SpaceToBatchND" else None
-        for attrs in super().variants(view, anchor) if block is not None else ():
+        (rank,) = self.operands["input"]
+        # Of an image of unknown rank there may be anything; and of ones, nothing would change.
+        parts = block is not None and len(block) < rank and max(block) > 1
+        for attrs in super().variants(view, anchor) if parts else ():
             attrs |= {"block": block.tolist()}
             if view.constant(maker.inputs[2]) is not None:
                 yield attrs
