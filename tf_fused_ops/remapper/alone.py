@@ -1,8 +1,8 @@
 """Fuses convolutions that no rule has taken and that stock TensorFlow has no kernel for.
 
 On a CPU that is gradients of grouped and of dilated convolutions, for some dtypes or without
-oneDNN, and dilated convolutions of volumes. Dilated ones of images are fused, too, so that these
-are not differentiated.
+oneDNN, and dilated convolutions of volumes. Dilated ones of images are fused with them, since a
+tape outside would ask for such gradients.
 """
 
 from tf_fused_ops.remapper.conv3d import Conv3DAct
