@@ -7,6 +7,7 @@ from remapping import (
     assert_same,
     check,
     check_left,
+    check_training,
     in_training,
     reasons,
     rule_counts,
@@ -63,6 +64,11 @@ WITHOUT_BIAS = {
         "batch_matmul_gelu_erf",
     ),
     "tensordot": (lambda x, w: tf.nn.relu(tensordot(x, w)), ROWS[:2], "dense_relu"),
+    "tensordot_of_a_transposition": (
+        lambda x, w: tf.nn.silu(tensordot(tf.transpose(x, [0, 2, 1]), w)),
+        [(2, 7, 3), (7, 5)],
+        "dense_silu",
+    ),
     "tensordot_rank_4": (
         lambda x, w: tf.nn.gelu(tensordot(x, w)),
         [(2, 1, 3, 7), (7, 5)],
@@ -456,3 +462,20 @@ def test_shape_of_a_transposed_product(front, transpose):
     compiled = function(step_of(chain), input_signature=signature)
     assert_same(compiled(*operands), step_of(chain)(*operands))
     assert rule_counts(compiled) == {"batch_matmul_add" if front else "matmul_add": 1}
+
+
+def mixer():
+    """A block of an MLP-Mixer: dense layers over channels, and over places by transposing."""
+    inputs = keras.Input((6, 8))
+    y = keras.layers.Permute((2, 1))(keras.layers.LayerNormalization()(inputs))
+    y = keras.layers.Dense(6)(keras.layers.Dense(10, activation="gelu")(y))
+    x = keras.layers.Add()([keras.layers.Permute((2, 1))(y), inputs])
+    y = keras.layers.Dense(12, activation="gelu")(keras.layers.LayerNormalization()(x))
+    return keras.Model(inputs, keras.layers.Add()([keras.layers.Dense(8)(y), x]))
+
+
+def test_mixer():
+    compiled = check_training(mixer, (4, 6, 8))
+    counts = rule_counts(compiled)
+    found = {rule: n for rule, n in counts.items() if rule.startswith(("dense", "act"))}
+    assert found == {"dense_bias_gelu_erf": 2, "dense_bias": 1, "dense_bias_add": 1}

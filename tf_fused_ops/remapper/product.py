@@ -376,7 +376,8 @@ class DenseBiasAct(MatMulBiasAct):
         if flat.op.type != "Reshape" or b.shape.rank != 2:
             return
         a = flat.op.inputs[0]
-        if a.op.type == "Transpose":
+        # That of tensordot, for shapes that are not known; any other is the user's.
+        if a.op.type == "Transpose" and view.constant(a.op.inputs[1]) is None:
             a = a.op.inputs[0]
         if a.shape.rank in self.operands["a"] and a.shape[-1:].is_compatible_with(b.shape[:1]):
             known = {"a_shape": a.shape.as_list(), "b_shape": b.shape.as_list()}
