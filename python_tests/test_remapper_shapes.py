@@ -2,9 +2,10 @@
 
 import sys
 
+import keras
 import pytest
 import tensorflow as tf
-from remapping import assert_same, check, reasons, rule_counts, values
+from remapping import assert_same, check, plain, reasons, rule_counts, values
 
 from tf_fused_ops.function import function
 from tf_fused_ops.remapper import shapes
@@ -73,6 +74,18 @@ def test_unrelated_sizes_are_refused():
         (lambda x, y: tf.pad(x, [[0, 0]] * 4), True),
         (lambda x, y: y, False),
         (lambda x, y: x + y, False),
+        (lambda x, y: tf.maximum(x, y), False),
+        (lambda x, y: x - tf.reduce_mean(x, -1, keepdims=True), True),
+        (lambda x, y: x - tf.reduce_mean(y, -1, keepdims=True), False),
+        (lambda x, y: tf.math.squared_difference(x, tf.reduce_max(x, [1, -2], True)), True),
+        (lambda x, y: x * tf.reduce_sum(x, tf.cast(y[0, 0, 0, :1], tf.int32), True), False),
+        (lambda x, y: tf.reduce_min(tf.expand_dims(x, 2) * tf.ones([5, 1, 1]), 2), True),
+        (lambda x, y: tf.reduce_prod(tf.expand_dims(x, 1), 2), False),
+        (lambda x, y: tf.squeeze(tf.expand_dims(x, -2), [-2]), True),
+        (lambda x, y: tf.squeeze(tf.expand_dims(x, 1)), False),
+        (lambda x, y: tf.where(tf.random.uniform(tf.shape(x)) > 0.5, x, 0.0), True),
+        (lambda x, y: tf.where(tf.random.uniform(tf.shape(y)) > 0.5, x, 0.0), False),
+        (lambda x, y: tf.raw_ops.ZerosLike(x=x) + tf.ones_like(x), True),
         (lambda x, y: tf.nn.max_pool2d(x, 2, 2, "SAME"), False),
         (lambda x, y: x[1:], False),
         (lambda x, y: tf.reshape(x, [-1, 4, 4, 3]), False),
@@ -222,3 +235,54 @@ def test_dimensions_of_a_concatenation():
         joined = tf.concat([x, tf.nn.relu(x)], 1)
         assert shapes.dimension(joined, 0) == shapes.dimension(x, 0)
         assert shapes.dimension(joined, 1) != shapes.dimension(x, 1)
+
+
+def transformer():
+    """A block of a vision transformer, with dropout."""
+    layers = keras.layers
+    inputs = x = layers.Input((6, 16))
+    y = layers.LayerNormalization()(x)
+    y = layers.MultiHeadAttention(2, 8, dropout=0.1, seed=1)(y, y)
+    x = layers.Add()([x, y])
+    y = layers.Dense(32, activation="gelu")(layers.LayerNormalization()(x))
+    return keras.Model(inputs, layers.Add()([x, layers.Dense(16)(y)]))
+
+
+def lines():
+    """A block of a residual network of lines."""
+    layers = keras.layers
+    inputs = layers.Input((12, 8))
+    y = layers.ReLU()(layers.BatchNormalization()(layers.Conv1D(8, 3, padding="same")(inputs)))
+    y = layers.BatchNormalization()(layers.Conv1D(8, 3, padding="same")(y))
+    return keras.Model(inputs, layers.ReLU()(layers.Add()([y, inputs])))
+
+
+NETWORKS = {
+    transformer: {"batch_matmul_bias_add": 1, "dense_bias_add": 1},
+    lines: {"moments_batch_norm_add_relu": 1},
+}
+
+
+@pytest.mark.parametrize("make", NETWORKS)
+def test_networks_of_unknown_batch(make):
+    """What Keras traces in `fit`: residual sums are fused."""
+    keras.utils.set_random_seed(0)
+    model = make()
+    (x,) = values((3, *model.input_shape[1:]))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x, training=True) ** 3)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    signature = [tf.TensorSpec([None, *x.shape[1:]])]
+    seeds = [v for layer in model._flatten_layers() for v in layer.variables if "seed" in v.path]
+    start = [v.numpy() for v in seeds]
+    with plain():
+        expected = tf.function(step, input_signature=signature)(x)
+        for seed, value in zip(seeds, start, strict=True):
+            seed.assign(value)
+        compiled = function(step, input_signature=signature)
+        assert_same(compiled(x), expected, units=4096)
+    counts = rule_counts(compiled)
+    assert {rule: counts.get(rule) for rule in NETWORKS[make]} == NETWORKS[make], counts

@@ -40,6 +40,8 @@ _SAME_SHAPE = frozenset(
         "AddN",
         "Cumsum",
         "LogicalNot",
+        "OnesLike",
+        "ZerosLike",
         "MatrixBandPart",
         "TfFusedOps>Act",
         "TfFusedOps>Dropout",
@@ -51,6 +53,7 @@ _SAME_SHAPE = frozenset(
 )
 _ELEMENTWISE = frozenset(
     {"Add", "AddV2", "Mul", "RealDiv", "Sub", "LogicalAnd", "LogicalOr", "SelectV2"}
+    | {"Maximum", "Minimum", "SquaredDifference"}
     | {"Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual"}
 )
 _PRODUCT = frozenset({"MatMul", "TfFusedOps>MatMulBiasAct"})
@@ -59,6 +62,12 @@ _WINDOWED = frozenset(
     | {"TfFusedOps>Conv2DBiasAct", "TfFusedOps>Conv3DBiasAct", "TfFusedOps>MaxPoolAct"}
 )
 _PADDING = frozenset({"Pad", "PadV2", "MirrorPad"})
+# Which make a tensor of a shape that they are told first.
+_OF_SHAPES = frozenset(
+    {"Fill", "RandomUniform", "RandomStandardNormal"}
+    | {"StatelessRandomUniformV2", "StatelessRandomNormalV2"}
+)
+_REDUCTIONS = frozenset({"Max", "Mean", "Min", "Prod", "Sum"})
 _WINDOW_ATTRS = ("strides", "padding", "explicit_paddings", "dilations", "ksize", "data_format")
 
 
@@ -192,10 +201,14 @@ def _origin(tensor, axis):
         if order is None:
             return _UNKNOWN
         return _Origin([(op.inputs[0], int(order[axis]) % tensor.shape.rank)])
-    if op.type == "Fill" or (op.type == "Conv2DBackpropInput" and op.inputs[0].shape == [4]):
+    if op.type in _OF_SHAPES or (op.type == "Conv2DBackpropInput" and op.inputs[0].shape == [4]):
         return _given(op.inputs[0].op, axis)
     if op.type in ("ExpandDims", "StridedSlice"):
         return _indexed(op, axis)
+    if op.type == "Squeeze":
+        return _without(op, axis, op.get_attr("squeeze_dims"))
+    if op.type in _REDUCTIONS:
+        return _reduced(op, axis)
     if op.type in ("GatherV2", "ResourceGather"):
         return _gathered(op, axis)
     if op.type in _PADDING:
@@ -343,6 +356,30 @@ def _indexed(op, axis):
     whole = axis >= len(strides) or ((begin_mask & end_mask) >> axis & 1 and strides[axis] == 1)
     before = sum(new_axis_mask >> i & 1 for i in range(axis))
     return _Origin([(source, axis - before)]) if whole else _UNKNOWN
+
+
+def _without(op, axis, gone):
+    """Returns where an axis has its size from behind an op that takes some axes away."""
+    source = op.inputs[0]
+    rank = source.shape.rank
+    # Squeeze takes all of size one where it names none.
+    if not rank or not len(gone):
+        return _UNKNOWN
+    left = [i for i in range(rank) if i not in {int(place) % rank for place in gone}]
+    return _Origin([(source, left[axis])])
+
+
+def _reduced(op, axis):
+    """Returns where an axis has its size from behind a reduction over others."""
+    axes = tensor_util.constant_value(op.inputs[1])
+    if axes is None:
+        return _UNKNOWN
+    # One over which it goes has size one.
+    return (
+        _Origin([(op.inputs[0], axis)])
+        if op.get_attr("keep_dims")
+        else _without(op, axis, axes.reshape(-1))
+    )
 
 
 def _einsum(op, axis):
