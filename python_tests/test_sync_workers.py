@@ -82,13 +82,13 @@ def test_remapped_train_step(tmp_path):
 def test_lost_worker(tmp_path, fault, errors):
     """The others end within the collective's timeout, and learn nothing from what they have."""
     # About once in twenty times, TensorFlow itself crashes when a collective times out: the answer
-    # to a RecvBuf then meets the CancellationManager of a step that is over.
+    # to a RecvBuf then meets the CancellationManager of a step that is over, or its mutex.
     for attempt in range(3):
         folder = tmp_path / str(attempt)
         folder.mkdir()
         with job(folder / "{}.npz", fault) as workers:
             output, log = workers[0].communicate(timeout=300)
-        if workers[0].returncode != -signal.SIGSEGV:
+        if workers[0].returncode != -signal.SIGSEGV and "Mutex corrupt" not in log:
             break
     assert workers[0].returncode == 3, log
     name, step, unchanged, seconds = output.split()
