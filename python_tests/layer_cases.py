@@ -1,10 +1,11 @@
-"""What the tests of the Keras layers share: the table of layers, and counting fused ops."""
+"""What the tests of the Keras layers share: the table of layers, and what is done to them."""
 
 import collections
 
 import keras
+import numpy as np
 import tensorflow as tf
-from remapping import FUSED, op_counts
+from remapping import FUSED, assert_same, op_counts, values
 
 from tf_fused_ops import layers
 
@@ -294,6 +295,81 @@ def randomize(layer):
             if "variance" not in weight.name
             else keras.random.uniform(weight.shape, 0.2, 1.0, seed=i)
         )
+
+
+def trained(function, layer, x, dy, *side):
+    """Returns the output and all gradients of a training step: of the inputs, of the variables."""
+    with tf.GradientTape() as tape:
+        tape.watch([x, *side])
+        y = function(x, *side)
+    variables = [v.value for v in layer.trainable_variables]
+    return y, tape.gradient(y, [x, *side, *variables], output_gradients=dy)
+
+
+def filled(make, shape, target):
+    """Returns a stock model with weights that are neither zero nor one, and four inputs and targets
+    of these shapes."""
+    keras.utils.set_random_seed(3)
+    model = make()
+    for layer in model.layers:
+        if "batch" in layer.name:
+            randomize(layer)
+    return model, *values((4, *shape), (4, *target))
+
+
+def assert_same_weights(model, other):
+    """Asserts equal weights of the layers of the same names, be their order another."""
+    for layer in (layer for layer in other.layers if layer.weights):
+        found = model.get_layer(layer.name).get_weights()
+        for weight, expected in zip(found, layer.get_weights(), strict=True):
+            assert_same(tf.constant(weight), tf.constant(expected), units=1024)
+
+
+def check_conversion(model, x, kind, op):
+    """Asserts that a model is converted and back: equal outputs, and a fused layer and op for each
+    of its convolutions of a kind; returns the class names of the converted one's layers."""
+    converted = layers.convert(model)
+    count = classes(converted).count(f"Fused{kind}")
+    for training in (False, True):
+        assert_same(converted(x, training=training), model(x, training=training), units=512)
+    counts = op_counts(tf.function(converted).get_concrete_function(x))
+    assert counts[op] == count
+    back = layers.revert(converted)
+    assert classes(back).count(kind) == count
+    assert not any(name.startswith("Fused") for name in classes(back))
+    assert_same(back(x), model(x), units=512)
+    assert_same_weights(back, model)
+    return classes(converted)
+
+
+def check_training(model, x, y):
+    """Trains a model and its conversion, which is returned, for three steps, which move the weights
+    by far more than rounding does; asserts equal losses and weights."""
+    before = [w.numpy() for w in model.trainable_weights]
+    losses, converted = [], layers.convert(model)
+    for made in (model, converted):
+        made.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        losses.append([made.train_on_batch(x, y) for _ in range(3)])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert losses[0][2] < losses[0][0]
+    moved = [np.abs(w - old).max() for w, old in zip(model.trainable_weights, before, strict=True)]
+    assert min(moved) > 1e-4
+    assert_same_weights(model, converted)
+    return converted
+
+
+def check_saving(model, x, op, folder):
+    """Asserts that a converted model is saved, loaded and exported with its fused ops."""
+    converted = layers.convert(model)
+    converted.save(folder / "model.keras")
+    loaded = keras.saving.load_model(folder / "model.keras")
+    assert classes(loaded) == classes(converted)
+    assert_same(loaded(x), converted(x))
+    converted.export(str(folder / "saved"), verbose=False)
+    archive = tf.saved_model.load(str(folder / "saved"))
+    assert_same(archive.serve(x), model(x), units=512)
+    expected = op_counts(tf.function(converted).get_concrete_function(x))[op]
+    assert op_counts(archive.signatures["serving_default"])[op] == expected > 0
 
 
 def fused_counts(function, *args):

@@ -1,10 +1,17 @@
 """The layer for convolutions of lines: what the stock layer computes, in one op each way."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
-from layer_cases import classes, fused_counts, randomize
+from layer_cases import (
+    check_conversion,
+    check_saving,
+    check_training,
+    filled,
+    fused_counts,
+    randomize,
+    trained,
+)
 from remapping import FUSED, assert_same, op_counts, values
 
 from tf_fused_ops import layers
@@ -58,15 +65,6 @@ def layer_and_linear(layout="channels_last", dtype="float32", activation=None, *
     return layer, stock
 
 
-def trained(function, layer, x, dy, *side):
-    """Returns the output and all gradients of a training step."""
-    with tf.GradientTape() as tape:
-        tape.watch([x, *side])
-        y = function(x, *side)
-    variables = [v.value for v in layer.trainable_variables]
-    return y, *tape.gradient(y, [x, *side, *variables], output_gradients=dy)
-
-
 @pytest.mark.parametrize("sizes", ["known", "unknown"])
 @pytest.mark.parametrize("side", [False, True])
 @LAYOUT
@@ -80,10 +78,11 @@ def test_as_stock(name, layout, side, sizes, told):
         return tf.tanh(sum(side, linear(x)))
 
     def step(*given):
-        found = trained(layer, layer, *(swapped(t, layout) for t in given))
-        # The output, and the gradients of what is lines.
-        lines = 2 + side
-        return [swapped(t, layout) for t in found[:lines]], found[lines:]
+        y, gradients = trained(layer, layer, *(swapped(t, layout) for t in given))
+        # Those of what is lines come first.
+        count = 1 + side
+        of_lines = [swapped(t, layout) for t in gradients[:count]]
+        return swapped(y, layout), [*of_lines, *gradients[count:]]
 
     unknown = sizes == "unknown"
     specs = [tf.TensorSpec([None, None, t.shape[2]] if unknown else t.shape) for t in given]
@@ -136,61 +135,19 @@ def temporal_net():
     return keras.Model(inputs, STOCK(2, 1, activation="tanh")(x))
 
 
-def filled():
-    """Returns a stock model with weights that are neither zero nor one, its inputs, and targets."""
-    keras.utils.set_random_seed(3)
-    model = temporal_net()
-    for layer in model.layers:
-        if "batch" in layer.name:
-            randomize(layer)
-    return model, *values((4, 32, 4), (4, 32, 2))
-
-
 def test_convert_and_revert(told):
-    model, x, _ = filled()
-    converted = layers.convert(model)
-    kinds = {"FusedConv1D": 10, "FusedBatchNormalization": 3}
-    assert {kind: classes(converted).count(kind) for kind in classes(converted)} == kinds
+    model, x, _ = filled(temporal_net, (32, 4), (32, 2))
+    found = check_conversion(model, x, "Conv1D", OP)
+    assert sorted(found) == ["FusedBatchNormalization"] * 3 + ["FusedConv1D"] * 10
     assert told == []
-    for training in (False, True):
-        assert_same(converted(x, training=training), model(x, training=training), units=512)
-    counts = op_counts(tf.function(converted).get_concrete_function(x))
-    assert counts[OP] == 10
+    counts = op_counts(tf.function(layers.convert(model)).get_concrete_function(x))
     assert not counts.keys() & {"Conv2D", "SpaceToBatchND", "Pad"}
-    back = layers.revert(converted)
-    assert classes(back).count("Conv1D") == 10
-    assert not any(kind.startswith("Fused") for kind in classes(back))
-    assert_same(back(x), model(x), units=512)
 
 
 def test_training_as_stock():
-    """Three steps, which move the weights by far more than rounding does."""
-    model, x, y = filled()
-    before = [w.numpy() for w in model.trainable_weights]
-    losses = []
-    converted = layers.convert(model)
-    for made in (model, converted):
-        made.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
-        losses.append([made.train_on_batch(x, y) for _ in range(3)])
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-    assert losses[0][2] < losses[0][0]
-    for layer in (layer for layer in model.layers if layer.weights):
-        for found, expected in zip(
-            converted.get_layer(layer.name).get_weights(), layer.get_weights(), strict=True
-        ):
-            assert_same(tf.constant(found), tf.constant(expected), units=1024)
-    moved = [np.abs(w - old).max() for w, old in zip(model.trainable_weights, before, strict=True)]
-    assert min(moved) > 1e-4
+    check_training(*filled(temporal_net, (32, 4), (32, 2)))
 
 
 def test_saving(tmp_path):
-    model, x, _ = filled()
-    converted = layers.convert(model)
-    converted.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert classes(loaded) == classes(converted)
-    assert_same(loaded(x), converted(x))
-    converted.export(str(tmp_path / "saved"), verbose=False)
-    archive = tf.saved_model.load(str(tmp_path / "saved"))
-    assert_same(archive.serve(x), model(x), units=512)
-    assert op_counts(archive.signatures["serving_default"])[OP] == 10
+    model, x, _ = filled(temporal_net, (32, 4), (32, 2))
+    check_saving(model, x, OP, tmp_path)

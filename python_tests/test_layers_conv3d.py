@@ -1,10 +1,20 @@
 """The layer for convolutions of volumes: what the stock layer computes, in one op each way."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
-from layer_cases import Case, classes, fused_counts, pair, randomize
+from layer_cases import (
+    Case,
+    check_conversion,
+    check_saving,
+    check_training,
+    classes,
+    filled,
+    fused_counts,
+    pair,
+    randomize,
+    trained,
+)
 from remapping import FUSED, assert_same, op_counts, values
 
 from tf_fused_ops import layers
@@ -43,16 +53,6 @@ def case(**options):
     options = {"filters": 4, **options}
     output_shape = tuple(STOCK(**options).compute_output_shape(VOLUMES))
     return Case(LAYER, STOCK, options, VOLUMES, output_shape, OP)
-
-
-def trained(function, layer, x, dy, side=None):
-    """Returns the output and all gradients of a training step."""
-    inputs = [x] if side is None else [x, side]
-    with tf.GradientTape() as tape:
-        tape.watch(inputs)
-        y = function(*inputs)
-    variables = [v.value for v in layer.trainable_variables]
-    return y, tape.gradient(y, [*inputs, *variables], output_gradients=dy)
 
 
 def check(of, activation=None, side=False, specs=None):
@@ -156,63 +156,19 @@ CONVERTED = [
 ]
 
 
-def filled():
-    """Returns a stock model with weights that are neither zero nor one, its inputs, and targets."""
-    keras.utils.set_random_seed(3)
-    model = residual_net()
-    for layer in model.layers:
-        if "batch" in layer.name:
-            randomize(layer)
-    return model, *values((4, 4, 8, 8, 2), (4, 3))
-
-
 def test_convert_and_revert(told):
-    model, x, _ = filled()
-    converted = layers.convert(model)
-    assert sorted(classes(converted)) == sorted(CONVERTED)
+    model, x, _ = filled(residual_net, (4, 8, 8, 2), (3,))
+    assert sorted(check_conversion(model, x, "Conv3D", OP)) == sorted(CONVERTED)
     assert told == []
-    for training in (False, True):
-        assert_same(converted(x, training=training), model(x, training=training), units=512)
-    counts = op_counts(tf.function(converted).get_concrete_function(x))
-    assert counts[OP] == 5
-    assert counts["Conv3D"] == 0
-    back = layers.revert(converted)
-    assert classes(back).count("Conv3D") == 5
-    assert not any(kind.startswith("Fused") for kind in classes(back))
-    assert_same(back(x), model(x), units=512)
 
 
 def test_training_as_stock():
-    """Three steps, which move the weights by far more than rounding does."""
-    model, x, y = filled()
-    before = [w.numpy() for w in model.trainable_weights]
-    losses = []
-    converted = layers.convert(model)
-    for made in (model, converted):
-        made.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
-        losses.append([made.train_on_batch(x, y) for _ in range(3)])
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-    assert losses[0][2] < losses[0][0]
-    for layer in (layer for layer in model.layers if layer.weights):
-        for found, expected in zip(
-            converted.get_layer(layer.name).get_weights(), layer.get_weights(), strict=True
-        ):
-            assert_same(tf.constant(found), tf.constant(expected), units=1024)
-    moved = [np.abs(w - old).max() for w, old in zip(model.trainable_weights, before, strict=True)]
-    assert min(moved) > 1e-4
+    check_training(*filled(residual_net, (4, 8, 8, 2), (3,)))
 
 
 def test_saving(tmp_path):
-    model, x, _ = filled()
-    converted = layers.convert(model)
-    converted.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert classes(loaded) == classes(converted)
-    assert_same(loaded(x), converted(x))
-    converted.export(str(tmp_path / "saved"), verbose=False)
-    archive = tf.saved_model.load(str(tmp_path / "saved"))
-    assert_same(archive.serve(x), model(x), units=512)
-    assert op_counts(archive.signatures["serving_default"])[OP] == 5
+    model, x, _ = filled(residual_net, (4, 8, 8, 2), (3,))
+    check_saving(model, x, OP, tmp_path)
 
 
 def test_left_layers_of_converted_models(told):

@@ -1,10 +1,20 @@
 """The transposed convolution layer: what the stock layer computes, in one op each way."""
 
 import keras
+import layer_cases
 import numpy as np
 import pytest
 import tensorflow as tf
-from layer_cases import Case, classes, fused_counts, pair, randomize
+from layer_cases import (
+    Case,
+    check_conversion,
+    check_training,
+    classes,
+    fused_counts,
+    pair,
+    randomize,
+    trained,
+)
 from remapping import FUSED, assert_same, op_counts, values
 
 from tf_fused_ops import layers
@@ -54,16 +64,6 @@ def case(layout="channels_last", images=IMAGES, **options):
     shape = images if layout == "channels_last" else tuple(images[i] for i in (0, 3, 1, 2))
     output_shape = tuple(STOCK(**options).compute_output_shape(shape))
     return Case(LAYER, STOCK, options, shape, output_shape, OP)
-
-
-def trained(function, layer, x, dy, side=None):
-    """Returns the output and all gradients of a training step."""
-    inputs = [x] if side is None else [x, side]
-    with tf.GradientTape() as tape:
-        tape.watch(inputs)
-        y = function(*inputs)
-    variables = [v.value for v in layer.trainable_variables]
-    return y, tape.gradient(y, [*inputs, *variables], output_gradients=dy)
 
 
 def check(of, activation=None, side=False, specs=None, sizes=None):
@@ -406,58 +406,26 @@ EACH_MODEL = pytest.mark.parametrize("name", MODELS)
 
 
 def filled(name):
-    """Returns a stock model with weights that are neither zero nor one, and inputs and targets."""
+    """Returns the stock model of a name, inputs and targets, and the layers it is converted to."""
     make, shape, target, expected = MODELS[name]
-    keras.utils.set_random_seed(3)
-    model = make()
-    for layer in model.layers:
-        if "batch" in layer.name:
-            randomize(layer)
-    return model, *values((4, *shape), (4, *target)), expected
-
-
-def assert_same_weights(model, other):
-    """Asserts equal weights of the layers of the same names, be their order another."""
-    for layer in (layer for layer in other.layers if layer.weights):
-        found = model.get_layer(layer.name).get_weights()
-        for weight, expected in zip(found, layer.get_weights(), strict=True):
-            assert_same(tf.constant(weight), tf.constant(expected), units=512)
+    return *layer_cases.filled(make, shape, target), expected
 
 
 @EACH_MODEL
 def test_convert_and_revert(name, told):
     model, x, _, expected = filled(name)
-    converted = layers.convert(model)
-    assert classes(converted) == expected
-    assert converted.outputs[0].shape == model.outputs[0].shape
+    assert check_conversion(model, x, "Conv2DTranspose", OP) == expected
     assert told == [] or "any size" in name
-    for training in (False, True):
-        assert_same(converted(x, training=training), model(x, training=training), units=512)
+    converted = layers.convert(model)
+    assert converted.outputs[0].shape == model.outputs[0].shape
     counts = op_counts(tf.function(converted).get_concrete_function(x))
-    assert counts[OP] == expected.count(UP)
     assert "Conv2DBackpropInput" not in counts
-    back = layers.revert(converted)
-    assert not any(kind.startswith("Fused") for kind in classes(back))
-    assert classes(back).count("Conv2DTranspose") == expected.count(UP)
-    assert_same(back(x), model(x), units=512)
-    assert_same_weights(back, model)
 
 
 @EACH_MODEL
 def test_training_as_stock(name):
-    """Three steps, which move the weights by far more than rounding does."""
     model, x, y, expected = filled(name)
-    before = [w.numpy() for w in model.trainable_weights]
-    losses = []
-    converted = layers.convert(model)
-    for made in (model, converted):
-        made.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
-        losses.append([made.train_on_batch(x, y) for _ in range(3)])
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-    assert losses[0][2] < losses[0][0]
-    moved = [np.abs(w - old).max() for w, old in zip(model.trainable_weights, before, strict=True)]
-    assert min(moved) > 1e-4
-    assert_same_weights(model, converted)
+    converted = check_training(model, x, y)
     counts = fused_counts(lambda x, y: trained(converted, converted, x, y), x, y)
     assert [counts[op] for op in BOTH_WAYS] == [
         number * expected.count(UP) for number in BOTH_WAYS.values()
