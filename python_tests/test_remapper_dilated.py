@@ -121,6 +121,7 @@ def test_alone(rank):
     none_stock(check(conv, operands, {name: 1, f"{name}_alone": 1}))
     compiled = function(conv)
     assert_same(taped(compiled, operands), taped(tf.function(conv), operands), units=512)
+    assert rule_counts(compiled) == {name: 1, f"{name}_alone": 1}
 
 
 @pytest.mark.parametrize("rank", SHAPES)
