@@ -21,7 +21,7 @@ class Convolution(FusedLayer):
 
     def _convolve(self, inputs):
         """The stock convolution without bias and activation."""
-        raise NotImplementedError
+        return self.convolution_op(inputs, self.kernel)
 
     @property
     def _layout(self):
@@ -121,6 +121,3 @@ class FusedConv2D(GroupedConvolution, keras.layers.Conv2D):
     def get_config(self):
         """Returns the stock layer's configuration, with `winograd` where it is allowed."""
         return {**super().get_config(), **({"winograd": True} if self.winograd else {})}
-
-    def _convolve(self, inputs):
-        return self.convolution_op(inputs, self.kernel)

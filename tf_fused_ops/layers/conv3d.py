@@ -1,12 +1,11 @@
 """`FusedConv3D`: keras.layers.Conv3D on the fused convolution of volumes."""
 
 import keras
-from keras import ops
 
 from tf_fused_ops.layers.conv import Convolution
 from tf_fused_ops.layers.fused import lora_or_quantized
 from tf_fused_ops.ops import conv3d_bias_act
-from tf_fused_ops.remapper.conv3d import leaves_pixels
+from tf_fused_ops.remapper.conv3d import GAPS, leaves_pixels
 
 
 @keras.saving.register_keras_serializable(package="tf_fused_ops")
@@ -43,7 +42,7 @@ class FusedConv3D(Convolution, keras.layers.Conv3D):
         if self.padding == "same" and leaves_pixels(
             self.kernel_size, self.strides, self.dilation_rate
         ):
-            return "its windows leave pixels between them, where TensorFlow puts them elsewhere"
+            return GAPS
         return lora_or_quantized(self)
 
     @property
@@ -54,6 +53,3 @@ class FusedConv3D(Convolution, keras.layers.Conv3D):
 
     def _fuse(self, inputs, bias, **epilogue):
         return conv3d_bias_act(inputs, self._filters, bias, **self._attributes, **epilogue)
-
-    def _convolve(self, inputs):
-        return self.convolution_op(inputs, ops.convert_to_tensor(self.kernel))

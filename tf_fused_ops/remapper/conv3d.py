@@ -6,6 +6,9 @@ import tensorflow as tf
 
 from tf_fused_ops.remapper.contraction import AddAct, ImageBiasAct
 
+# Why some windows are left to stock.
+GAPS = "its windows leave pixels between them, where TensorFlow puts them elsewhere"
+
 
 class Conv3DBiasAct(ImageBiasAct):
     """act(bias_add(conv3d(input, filters), bias))."""
@@ -47,7 +50,7 @@ class Conv3DBiasAct(ImageBiasAct):
             return f"its channels are not known or do not fit: {found}"
         windows = filters[:3], match.attrs["strides"][1:4], match.attrs["dilations"][1:4]
         if match.attrs["padding"] == b"SAME" and leaves_pixels(*windows):
-            return "its windows leave pixels between them, where TensorFlow puts them elsewhere"
+            return GAPS
         return None
 
     def forward_attributes(self, match):

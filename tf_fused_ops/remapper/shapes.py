@@ -374,12 +374,10 @@ def _reduced(op, axis):
     axes = tensor_util.constant_value(op.inputs[1])
     if axes is None:
         return _UNKNOWN
-    # One over which it goes has size one.
-    return (
-        _Origin([(op.inputs[0], axis)])
-        if op.get_attr("keep_dims")
-        else _without(op, axis, axes.reshape(-1))
-    )
+    if not op.get_attr("keep_dims"):
+        return _without(op, axis, axes.reshape(-1))
+    # One over which it goes has size one, which is known.
+    return _Origin([(op.inputs[0], axis)])
 
 
 def _einsum(op, axis):
