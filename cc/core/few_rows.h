@@ -75,12 +75,12 @@ bool HasFewColumns(const Correlation<T>& c) {
 }
 
 // Adds kCount rows of filters, `b` and those behind it, times their elements of
-// kRows rows of x, `pitch` apart. `fetch`: whether the rows after these come
-// next.
+// kRows rows of x, `pitch` apart. `fetch`: which of as many rows after these to
+// ask for.
 template <class T, int kRows, int kCount>
 void AddRows(const Accumulator<T>* x, std::int64_t pitch, const T* b,
              std::int64_t b_stride, std::int64_t columns, Accumulator<T>* sums,
-             std::int64_t sums_stride, bool fetch) {
+             std::int64_t sums_stride, const Range& fetch) {
   using A = Accumulator<T>;
   constexpr int lanes = kLanes<A>;
   constexpr int kLine = 64 / sizeof(T);
@@ -105,9 +105,8 @@ void AddRows(const Accumulator<T>* x, std::int64_t pitch, const T* b,
   std::int64_t j = 0;
   for (; j + lanes <= columns; j += lanes) {
     // They may lie on other pages.
-    if (fetch && j % kLine == 0) {
-#pragma GCC unroll 8
-      for (int r = 0; r < kCount; ++r)
+    if (j % kLine == 0) {
+      for (std::int64_t r = fetch.begin; r < fetch.end; ++r)
         __builtin_prefetch(b + (kCount + r) * b_stride + j);
     }
     add(j, [](const T* p) TFO_INLINE_LAMBDA { return LoadAs(p); });
@@ -213,7 +212,9 @@ bool AddRowsOfFilters(const Correlation<T>& c, const Parallel& parallel,
             AddRows<T, decltype(size)::value, kCount>(
                 x.data + i * x.pitch + k, x.pitch,
                 filters + k * c.filter_map.row + channel, c.filter_map.row, n,
-                to + i * pitch, pitch, group + 1 == groups.count());
+                to + i * pitch, pitch,
+                {group * kCount / groups.count(),
+                 (group + 1) * kCount / groups.count()});
           });
         }
       }
