@@ -34,7 +34,9 @@ class CorrelationWork {
     num_rows_ = depth_.begin[depth_.count];
     own_ = scratch.Allocate<E>(p_.WorkerOperands() * parallel.num_workers);
     own_sums_ = scratch.Allocate<A>(p_.WorkerSums() * parallel.num_workers);
-    if (own_ == nullptr || own_sums_ == nullptr) return false;
+    shared_ = scratch.Allocate<E>(p_.SharedOperands());
+    if (own_ == nullptr || own_sums_ == nullptr || shared_ == nullptr)
+      return false;
     packed_ = static_cast<const E*>(c_.packed);
     if (packed_ == nullptr && !p_.late) {
       packed_ = to_pack_ =
@@ -52,9 +54,12 @@ class CorrelationWork {
     const std::int64_t num_tasks = p_.num_bands * p_.PanelGroups();
     const bool prepared = num_tasks < parallel.num_workers;
     if (prepared) packing.Run(parallel);
-    SharedWork preparation;
+    SharedWork preparation, gathering;
+    const std::int64_t shared_parts = SharedParts();
     auto task = [&](std::int64_t index, int worker) {
       if (!prepared) preparation.Finish(packing.Count(), packing);
+      gathering.Finish(shared_parts,
+                       [&](std::int64_t part) { GatherShared(part); });
       RunTask(index, worker);
     };
     ParallelFor(parallel, num_tasks,
@@ -69,13 +74,14 @@ class CorrelationWork {
   using A = Accumulator<T>;
   using E = Operand<T>;
   static constexpr int kColumns = kTileColumns<A>;
+  static constexpr std::int64_t kPixelsTogether = 16;
 
   // What the tiles of a task share.
   struct Task {
     const E* from;  // the source of its band
     A* finished;    // room for a tile
     typename BandMoments<A>::Panel* moments;
-    Lookahead<T> lookahead;
+    Lookahead<T>* lookahead;
     PrefetchList& prefetch;
   };
 
@@ -94,46 +100,79 @@ class CorrelationWork {
     const Band band(c_.x, p_.bands, index % p_.num_bands);
     const Range panels{group * p_.panels_per_task,
                        Min(p_.panels, (group + 1) * p_.panels_per_task)};
-    E* const gathered = own_ + worker * p_.WorkerOperands();
-    E* const filters = gathered + kPlanes<E> * p_.BandSize();
+    E* const own = own_ + worker * p_.WorkerOperands();
     A* const sums = own_sums_ + worker * p_.WorkerSums();
     const BandTiles<T> tiles(p_, c_, depth_, band);
     PrefetchList prefetch;
-    Task task{GatherBand(band, gathered), sums + p_.SumsSize(),
+    Lookahead<T> next_band =
+        c_.x.After(p_.bands, band.n, band.h, band.w,
+                   tiles.count() * (panels.end - panels.begin));
+    Task task{SourceOf(band, own), sums + p_.SumsSize(),
               c_.moments == nullptr
                   ? nullptr
                   : moments_.Begin(index % p_.num_bands, panels),
-              c_.x.After(p_.bands, band.n, band.h, band.w,
-                         tiles.count() * (panels.end - panels.begin)),
-              prefetch};
+              &next_band, prefetch};
     for (std::int64_t first = panels.begin; first < panels.end;
          first += p_.panels_together) {
       const Range some{first, Min(first + p_.panels_together, panels.end)};
       std::int64_t begin = 0;
       do {
         const std::int64_t end = depth_.BlockEnd(begin);
-        RunBlock(some, FiltersOf(some, begin, end, filters), tiles, sums,
-                 &task);
+        const FilterBlock block = FiltersOf(some, begin, end, own);
+        Lookahead<T> next_filters = FiltersAfter(some, end, tiles.count());
+        if (p_.late) task.lookahead = &next_filters;
+        RunBlock(some, block, tiles, sums, &task);
         begin = end;
       } while (begin < depth_.count);
     }
     if (epilogue_.stream) FlushStores();
   }
 
-  const E* GatherBand(const Band& band, E* to) const {
+  // It is gathered to `own`, if need be.
+  const E* SourceOf(const Band& band, E* own) const {
     const Windows<T>& x = c_.x;
     if (p_.direct) {
       return reinterpret_cast<const E*>(x.source.data +
                                         x.map.Offset(band.n, band.h, band.w));
     }
-    for (std::int64_t m = 0; x.taps.count > 0 && m < band.images; ++m) {
-      Gather(x.source, x.map, band.n + m, x.height, x.width,
-             {band.h, band.w, 0, p_.bands.source_rows, p_.bands.source_columns,
-              x.channels},
-             Elements<E>({to + m * p_.image_pitch, p_.BandSize()}),
-             p_.pitch * kElements<E>, p_.row_pitch * kElements<E>);
+    if (p_.together) return shared_;
+    for (std::int64_t m = 0; m < band.images; ++m) {
+      GatherPixels(band, m, {0, p_.bands.source_rows},
+                   {0, p_.bands.source_columns}, own);
     }
-    return to;
+    return own;
+  }
+
+  // Parts of the only band that tasks gather together: some pixels of a line.
+  std::int64_t SharedParts() const {
+    if (!p_.together || p_.direct) return 0;
+    return c_.x.batch * p_.bands.source_rows * SharedPartsOfLine();
+  }
+  std::int64_t SharedPartsOfLine() const {
+    return CeilDiv(p_.bands.source_columns, kPixelsTogether);
+  }
+  void GatherShared(std::int64_t part) const {
+    const std::int64_t line = part / SharedPartsOfLine();
+    const std::int64_t image = line / p_.bands.source_rows;
+    const std::int64_t row = line % p_.bands.source_rows;
+    const std::int64_t pixel = part % SharedPartsOfLine() * kPixelsTogether;
+    GatherPixels(Band(c_.x, p_.bands, 0), image, {row, row + 1},
+                 {pixel, Min(pixel + kPixelsTogether, p_.bands.source_columns)},
+                 shared_);
+  }
+
+  // Brings rows and columns of image `m` of a band to their place in `to`.
+  void GatherPixels(const Band& band, std::int64_t m, const Range& rows,
+                    const Range& columns, E* to) const {
+    const Windows<T>& x = c_.x;
+    if (x.taps.count == 0) return;
+    to += m * p_.image_pitch + rows.begin * p_.row_pitch +
+          columns.begin * p_.pitch;
+    Gather(x.source, x.map, band.n + m, x.height, x.width,
+           {band.h + rows.begin, band.w + columns.begin, 0,
+            rows.end - rows.begin, columns.end - columns.begin, x.channels},
+           Elements<E>({to, p_.BandSize()}), p_.pitch * kElements<E>,
+           p_.row_pitch * kElements<E>);
   }
 
   // They are packed to `own`, if they are not yet.
@@ -144,13 +183,41 @@ class CorrelationWork {
       return {begin, end, packed_ + (panels.begin * num_rows_ + row) * kColumns,
               num_rows_ * kColumns};
     }
-    const std::int64_t stride = (depth_.begin[end] - row) * kColumns;
+    const std::int64_t stride = p_.PanelStride(depth_.begin[end] - row);
     const std::int64_t first = panels.begin * kColumns;
     PackRows(c_.filters + first * c_.filter_map.column, c_.filter_map,
              c_.x.taps, c_.x.channels, row, depth_.begin[end],
              Min(c_.out_channels, panels.end * kColumns) - first, stride,
              {own, p_.BlockSize()});
     return {begin, end, own, stride};
+  }
+
+  // What is packed late after the segments of some panels up to `end`, as far
+  // as it lies together.
+  Lookahead<T> FiltersAfter(const Range& panels, std::int64_t end,
+                            std::int64_t tiles) const {
+    const Source<T> filters{c_.filters, nullptr, Activation::kNone, 0};
+    if (depth_.count == 0) return {filters, 0, 0, 0, 1};
+    const FilterMap& map = c_.filter_map;
+    const bool goes_on = end < depth_.count;
+    const std::int64_t begin = goes_on ? end : 0, row = depth_.begin[begin];
+    const std::int64_t per_tap = NumOperands<E>(c_.x.channels);
+    const std::int64_t channel = row % per_tap * kElements<E>;
+    const std::int64_t rows =
+        Min(c_.x.channels - channel,
+            (depth_.begin[depth_.BlockEnd(begin)] - row) * kElements<E>);
+    const std::int64_t count = panels.end - panels.begin;
+    const std::int64_t column =
+        (goes_on ? panels.begin : panels.end) * kColumns;
+    const std::int64_t columns =
+        Max(Min(c_.out_channels - column, count * kColumns), 0);
+    const std::int64_t at = c_.x.taps.taps[row / per_tap].filter * map.matrix +
+                            channel * map.row + column * map.column;
+    return map.column == 1
+               ? Lookahead<T>(filters, at, rows, columns, map.row,
+                              at + rows * map.row, tiles * count)
+               : Lookahead<T>(filters, at, columns, rows, map.column,
+                              at + columns * map.column, tiles * count);
   }
 
   // Adds a block's products to the tiles of some panels; `sums` keep these
@@ -219,8 +286,8 @@ class CorrelationWork {
                            to.runs[run].count,
                            Min(columns, tile.num_panels * kColumns), &prefetch);
       }
-      task->lookahead.Advance(tile.num_panels, &prefetch);
     }
+    task->lookahead->Advance(tile.num_panels, &prefetch);
     RunTile<E, true>(to.rows, num_columns, tile);
     if (!finishes || in_tile) return tile.num_panels;
     for (int run = 0; run < to.num_runs; ++run) {
@@ -239,6 +306,7 @@ class CorrelationWork {
   // Of each worker, see CorrelationPlan.
   E* own_ = nullptr;
   A* own_sums_ = nullptr;
+  E* shared_ = nullptr;
   const E* packed_ = nullptr;  // the filters; null: they are packed late
   E* to_pack_ = nullptr;       // where they go; null: nothing is to be packed
   BandMoments<A> moments_;

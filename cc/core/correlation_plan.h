@@ -35,19 +35,27 @@ constexpr std::int64_t kEvenBands = 16;
 // pixels: 0.75 to 0.88 of the time in float32, 0.6 to 0.78 in bfloat16; but up
 // to 1.8 with fewer filters, since small bands stay in the first level).
 constexpr std::int64_t kManyFiltersBytes = 1 << 20;
-// Filters that meet no more tiles than this are packed block by block, and used
-// at once: they would be written to memory and read again for little.
-constexpr std::int64_t kFewTiles = 32;
+// Filters that meet no more tiles, or pixels, than this are packed block by
+// block, and used at once: they would be written to memory and read again for
+// little (measured with AVX-512, 256 and 512 rows times 4096x4096: 0.77 and
+// 0.9 of the time; with AVX2, 190: 0.83).
+constexpr std::int64_t kFewTiles = 40;
+template <class E>
+constexpr std::int64_t kFewPixels =
+    (kTransposesRows<E> ? 16 : kFewTiles) * kRegisterRows;
+// Of lines that make more tiles, though.
+constexpr std::int64_t kFewOfShortLines = 16 * kRegisterRows;
 // What is gathered of so few pixels; a block of filters meets but a part of it
-// (measured with AVX-512, 128 rows times 4096x4096: 0.8 of the time with
-// half of this, which made two bands of them).
-constexpr std::int64_t kFewPixelsBytes = 4 << 20;
+// (measured with AVX-512, 128 rows times 4096x4096: 0.8 of the time of two
+// bands).
+constexpr std::int64_t kFewPixelsBytes = 16 << 20;
 // Panels that should be in such a block: of rows that lie pages apart, more
 // than a few bytes should be read. Tasks must not become few, though: more
 // panels than the least are taken where that leaves enough of them, and even
 // those only where there is more than a task or two (measured with two threads,
-// 128 rows times 2048x128: 0.7 of the time).
-constexpr std::int64_t kLeastTogether = 4, kMostTogether = 16;
+// 128 rows times 2048x128: 0.7 of the time). Fewer rows of more panels start
+// and finish sums more often (AVX-512, 64 rows times 4096x4096: 1.1).
+constexpr std::int64_t kLeastTogether = 4, kMostTogether = kHasAmx ? 16 : 8;
 constexpr std::int64_t kFewestTasks = 4, kEnoughTasks = 8;
 // Where sums are the same in whatever tile, and products so fast that packing
 // is what counts, there are enough when each worker has one, of up to a page
@@ -81,10 +89,11 @@ struct CorrelationPlan {
   static constexpr int kColumns = kTileColumns<A>;
 
   bool direct;
-  bool late;    // filters are packed block by block
-  bool joined;  // tiles go on from one line of the grid to the next
-  bool flat;    // and take what is gathered between them for pixels, too
-  bool paired;  // tiles are of two lines
+  bool together;  // the only band is gathered by all workers
+  bool late;      // filters are packed block by block
+  bool joined;    // tiles go on from one line of the grid to the next
+  bool flat;      // and take what is gathered between them for pixels, too
+  bool paired;    // tiles are of two lines
   std::int64_t pitch, row_pitch, image_pitch;
   Bands bands;
   std::int64_t num_bands;  // of all images
@@ -92,6 +101,11 @@ struct CorrelationPlan {
   std::int64_t block_rows;  // of filters
 
   std::int64_t PanelGroups() const { return CeilDiv(panels, panels_per_task); }
+  // Panels of a block lie a line further apart than `rows` of them take: the
+  // same row of all of them would fall into one set of the first-level cache.
+  static constexpr std::int64_t PanelStride(std::int64_t rows) {
+    return rows * kColumns + 64 / sizeof(Operand<T>);
+  }
   // A worker's memory: operands that are gathered and a block of filters; sums
   // of tiles between blocks and a finished tile.
   static constexpr std::int64_t kTileSize = kTileRows<Operand<T>> * kColumns;
@@ -99,7 +113,7 @@ struct CorrelationPlan {
     return direct ? 0 : bands.images * image_pitch + kLanes<A>;
   }
   std::int64_t BlockSize() const {
-    return late ? panels_together * block_rows * kColumns : 0;
+    return late ? panels_together * PanelStride(block_rows) : 0;
   }
   // Of a band, at most.
   std::int64_t Tiles() const { return bands.Tiles(kTileRows<Operand<T>>); }
@@ -107,7 +121,11 @@ struct CorrelationPlan {
     return late ? panels_together * Tiles() * kTileSize : 0;
   }
   std::int64_t WorkerOperands() const {
-    return kPlanes<Operand<T>> * (BandSize() + BlockSize());
+    return kPlanes<Operand<T>> * (BlockSize() + (together ? 0 : BandSize()));
+  }
+  // What workers share.
+  std::int64_t SharedOperands() const {
+    return together ? kPlanes<Operand<T>> * BandSize() : 0;
   }
   std::int64_t WorkerSums() const { return SumsSize() + kTileSize + kColumns; }
 };
@@ -134,7 +152,6 @@ CorrelationPlan<T> Plan(const Correlation<T>& c, std::int64_t num_workers) {
   const std::int64_t wanted = Max(Min(grid * work / kTaskWork, most_wanted), 1);
   // Tasks differ in panels before bands become small, and in nothing else where
   // tiles are few.
-  const bool few = grid <= kFewTiles * kRegisterRows / 2;
   const std::int64_t wanted_bands =
       x.source.saved != nullptr
           ? wanted
@@ -154,17 +171,22 @@ CorrelationPlan<T> Plan(const Correlation<T>& c, std::int64_t num_workers) {
     }
     return bands;
   };
-  p.bands = few ? cut(kFewTiles * kTileRows<Operand<T>>, kFewPixelsBytes)
-                : cut(CeilDiv(grid, wanted_bands), kBandBytes);
+  const auto tiles = [](const Bands& bands) {
+    return bands.Tiles(kTileRows<Operand<T>>);
+  };
+  p.bands = cut(kFewTiles * kTileRows<Operand<T>>, kFewPixelsBytes);
+  p.together = grid <= (tiles(p.bands) <= kFewTiles ? kFewPixels<Operand<T>>
+                                                    : kFewOfShortLines) &&
+               p.bands.Count(x.batch) == 1;
+  if (!p.together) p.bands = cut(CeilDiv(grid, wanted_bands), kBandBytes);
   p.num_bands = p.bands.Count(x.batch);
   // As many as workers share evenly; each band reads the filters anew, which
   // costs as much as half a tile.
   const auto load = [&](const Bands& bands) {
-    return CeilDiv(bands.Count(x.batch), num_workers) *
-           (2 * bands.Tiles(kTileRows<Operand<T>>) + 1);
+    return CeilDiv(bands.Count(x.batch), num_workers) * (2 * tiles(bands) + 1);
   };
   const bool evens =
-      cut_freely && !few && p.num_bands < kEvenBands * num_workers;
+      cut_freely && !p.together && p.num_bands < kEvenBands * num_workers;
   const std::int64_t least = p.num_bands * kBandBytes / kMostBandBytes;
   for (std::int64_t even = CeilDiv(Max(least, 1), num_workers) * num_workers;
        evens && even < 2 * p.num_bands; even += num_workers) {
@@ -197,8 +219,7 @@ CorrelationPlan<T> Plan(const Correlation<T>& c, std::int64_t num_workers) {
       CeilDiv((p.bands.rows - 1) * p.bands.source_columns + p.bands.columns,
               kHalf) < of_lines;
   p.paired = p.paired && !p.flat;
-  p.late =
-      few && c.packed == nullptr && p.num_bands == 1 && p.Tiles() <= kFewTiles;
+  p.late = p.together && c.packed == nullptr && tiles(p.bands) <= kFewTiles;
   if (p.late) {
     const std::int64_t least =
         Max(Min(p.panels / kFewestTasks, kLeastTogether), 1);

@@ -1,4 +1,4 @@
-// Fetches the source of the next band while this one is computed.
+// Fetches what the next work reads while this one is computed.
 #ifndef TFO_CC_CORE_LOOKAHEAD_H_
 #define TFO_CC_CORE_LOOKAHEAD_H_
 
@@ -9,9 +9,9 @@
 namespace tfo::TFO_ISA {
 namespace {
 
-// A worker's next band most likely follows this one in memory. It is asked for
-// in `steps` parts, so that the requests spread over the time that the tiles
-// take.
+// A worker's next band most likely follows this one in memory, and its next
+// filters these. They are asked for in `steps` parts, so that the requests
+// spread over the time that the tiles take.
 template <class T>
 class Lookahead {
  public:
@@ -51,7 +51,7 @@ class Lookahead {
  private:
   static constexpr std::int64_t kLine = 64 / sizeof(T);
 
-  const Source<T>& source_;
+  const Source<T> source_;
   const std::int64_t begin_, lines_per_row_, pitch_, rows_, lines_;
   std::int64_t row_ = 0, line_ = 0;
 };
