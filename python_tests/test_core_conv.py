@@ -53,6 +53,10 @@ CASES = [
     (1, (1, 19), 300, 513, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (2, (4, 5), 530, 600, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (1, (1, 33), 90, 1100, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    # More pixels whose filters are still packed block by block, several blocks of them: one line
+    # that workers gather together, and lines of several images under several taps.
+    (1, (17, 25), 700, 1040, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    (2, (13, 14), 70, 1100, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     # Lines of half a tile's rows, which are taken two at a time: an odd number of them, of as many
     # pixels as a register has rows or fewer, several bands, strides.
     (2, (14, 14), 33, 40, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
@@ -270,6 +274,22 @@ def test_matches_float64(parameters, dtype, core_isa):
     actual = _core.conv_gradient(case.shape(), case.dy, case.input, case.filters)
     for a, e in zip(actual, gradients, strict=True):
         _assert_close(a, e, TOLERANCE[dtype])
+
+
+def test_filters_that_no_cache_holds(core_isa):
+    """They meet long sums in parts, each of which adds to what those before have written."""
+    case = Case((1, (30, 19), 3100, 2040, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)))
+    z, gradients = case.reference()
+    expected = z * case.scale + case.bias + case.side
+    arrays = (case.input, case.filters, case.bias, case.side)
+    for threads in (1, 3):
+        options = {"scale": case.scale, "activation": "relu", "num_threads": threads}
+        y, pre = _core.conv_forward(case.shape(), *arrays, save_pre_activation=True, **options)
+        _assert_close(pre, expected, TOLERANCE["float32"])
+        np.testing.assert_array_equal(y, np.maximum(pre, 0))
+    actual = _core.conv_gradient(case.shape(), case.dy, case.input, case.filters)
+    for a, e in zip(actual, gradients, strict=True):
+        _assert_close(a, e, TOLERANCE["float32"])
 
 
 @pytest.mark.parametrize("parameters", CASES, ids=str)

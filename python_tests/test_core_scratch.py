@@ -9,7 +9,8 @@ from tf_fused_ops import _core
 MIB = 1 << 20
 # What a thread holds of the images, of filters and of sums (docs/benchmarks.md).
 THREAD_BYTES = 3 * MIB // 2
-FEW_PIXELS_BYTES = 11 * MIB // 2
+# Of few pixels, together.
+FEW_PIXELS_BYTES = 16 * MIB
 # Sets of sums of a filter gradient, together.
 SUMS_BYTES = 4 * MIB
 
@@ -67,14 +68,22 @@ def test_scratch_is_bounded(sizes, threads):
 
 
 @pytest.mark.parametrize(
-    ("rows", "depth", "columns"), [(9, 2048, 1024), (33, 1152, 1000), (96, 9000, 512)]
+    ("rows", "depth", "columns"),
+    [(9, 2048, 1024), (33, 1152, 1000), (96, 9000, 512), (200, 5000, 1024)],
 )
 def test_filters_of_few_pixels_are_not_copied_whole(rows, depth, columns):
     few, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, rows, depth, columns))
     many, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 4096, depth, columns))
-    assert few < FEW_PIXELS_BYTES
+    assert few < rows * depth * (6 if in_parts() else 4) + 2 * THREAD_BYTES
+    assert few < FEW_PIXELS_BYTES + THREAD_BYTES
     # Long sums are computed in parts of their length, and the filters of one part are needed.
     assert many > (few if in_parts() else depth * columns * 4)
+
+
+def test_filters_that_no_cache_holds_are_copied_in_parts():
+    depth, columns = 8192, 1024
+    scratch, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 4096, depth, columns))
+    assert scratch < depth * columns * 2
 
 
 @pytest.mark.parametrize("rows", [1, 4, 8, 16])

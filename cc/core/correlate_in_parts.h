@@ -13,16 +13,26 @@ namespace {
 // with AMX, 2048 rows of 3072 elements: 0.7 of the time). 3x3 filters of 128
 // channels are this deep (1.0 to 1.1 of the time in two parts).
 constexpr std::int64_t kMostDepth = 9 * 128;
+// Where a filter takes one operand, that pays once no cache keeps the filters
+// from band to band: a deep band has few pixels to read them for (measured with
+// AVX-512, 1000 rows times 4096x4096: 0.85 to 0.9 of the time, times 8192x2048:
+// 0.66; but 1.02 to 1.05 times 3072x1000).
+constexpr std::int64_t kUncachedBytes = 24 << 20, kMostUncachedDepth = 12 * 128;
 
 // The parts of its channels in which a correlation is best computed; each adds
 // to what the ones before have written.
 template <class T>
 std::int64_t DepthParts(const Correlation<T>& c) {
   using E = Operand<T>;
-  if (kPlanes<E> == 1 || !std::is_same_v<T, Accumulator<T>>) return 1;
-  const std::int64_t channels =
-      Max(kMostDepth / Max(c.x.taps.count, 1), kLanes<float>);
-  const std::int64_t parts = CeilDiv(c.x.channels, channels);
+  if (HasNoOutput(c) || !std::is_same_v<T, Accumulator<T>>) return 1;
+  const std::int64_t taps = Max(c.x.taps.count, 1);
+  const std::int64_t filters = taps * c.x.channels * c.out_channels;
+  const bool uncached =
+      taps == 1 && filters * std::int64_t{sizeof(T)} >= kUncachedBytes;
+  if (kPlanes<E> == 1 && !uncached) return 1;
+  const std::int64_t depth = kPlanes<E> > 1 ? kMostDepth : kMostUncachedDepth;
+  const std::int64_t parts =
+      CeilDiv(c.x.channels, Max(depth / taps, kLanes<float>));
   if (parts <= 1) return 1;
   // Few pixels leave room for blocks of filters of any depth (measured with
   // AMX, 3x3, 512 channels of 7x7 pixels: 0.82 to 0.9 of the time; but 1.0 to
@@ -30,10 +40,9 @@ std::int64_t DepthParts(const Correlation<T>& c) {
   const std::int64_t numbers =
       c.x.batch * c.x.height * c.x.width * c.x.channels;
   const bool few =
-      !HasNoOutput(c) && c.x.taps.count > 1 &&
-      numbers * kOperandBytes<E> / kElements<E> <= kMostBandBytes &&
-      Plan(c, 1).late;
-  return few ? 1 : parts;
+      kPlanes<E> == 1 ||
+      (taps > 1 && numbers * kOperandBytes<E> / kElements<E> <= kMostBandBytes);
+  return few && Plan(c, 1).late ? 1 : parts;
 }
 
 // Correlates, part by part.
