@@ -42,6 +42,22 @@ struct SmallGroupsPass {
   }
 };
 
+// Of images that are read in place and which the caches do not hold, what the
+// next row of windows is the first to see is asked for while this one is summed
+// up (measured with AVX-512: 0.65 to 0.9 of the time; but up to 1.05 of images
+// of 5 to 13 MB).
+constexpr std::int64_t kUncachedImagesBytes = 16 << 20;
+
+// `columns` neighbouring pixels of some rows, a vector of each.
+template <class A>
+TFO_INLINE void FetchPixels(const A* row, std::int64_t rows,
+                            std::int64_t columns, const PlanePlan& p) {
+  for (; rows > 0; --rows, row += p.row_pitch) {
+    for (std::int64_t j = 0; j < columns; ++j)
+      __builtin_prefetch(row + j * p.pitch, 0, 2);
+  }
+}
+
 // The windows of all correlations: as many as the first has, over the reach of
 // all taps.
 template <class T>
@@ -123,6 +139,10 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
   const bool in_tiles =
       per_vector == kLanes<A> && !(stream && sizeof(T) < sizeof(A));
 
+  const bool fetches =
+      in_place &&
+      x.batch * x.map.batch * std::int64_t{sizeof(T)} >= kUncachedImagesBytes;
+
   // Row i of a band, of which `plane` is what its windows see.
   auto add_row = [&](const SmallGroupsPass<T>& pass, const Band& band,
                      std::int64_t i, const Range& outputs, const A* plane) {
@@ -136,6 +156,11 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
                                 taps.RowStep(), taps.rows, x.height);
     const std::int64_t first = inside.begin * taps.PerRow();
     const A* const row = plane + i * x.stride_h * p.row_pitch;
+    const std::int64_t unseen = (band.i + i) * x.stride_h + x.taps.max_h + 1;
+    const std::int64_t num_unseen =
+        fetches && &pass == passes ? Min(x.height - unseen, x.stride_h) : 0;
+    const std::int64_t to_unseen =
+        (x.taps.max_h - x.taps.min_h + 1) * p.row_pitch;
     GroupOperands<A> operands{nullptr,
                               x.stride_w * p.pitch,
                               pass.offsets + first,
@@ -164,6 +189,8 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
         for (std::int64_t l = 0; l < columns; l += per_vector) {
           operands.from =
               row + j * operands.distance + g.Source(k + l - outputs.begin);
+          FetchPixels(operands.from + to_unseen, num_unseen,
+                      pixels * x.stride_w, p);
           operands.filters =
               pass.filters.data +
               (next + l) / per_vector * pass.filters.vector_pitch +
