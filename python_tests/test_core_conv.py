@@ -55,7 +55,7 @@ CASES = [
     (1, (1, 33), 90, 1100, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     # More pixels whose filters are still packed block by block, several blocks of them: one line
     # that workers gather together, and lines of several images under several taps.
-    (1, (17, 25), 700, 1040, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    (1, (13, 17), 700, 1040, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (2, (13, 14), 70, 1100, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     # Lines of half a tile's rows, which are taken two at a time: an odd number of them, of as many
     # pixels as a register has rows or fewer, several bands, strides.
@@ -281,10 +281,18 @@ def test_filters_that_no_cache_holds(core_isa):
     case = Case((1, (30, 19), 3100, 2040, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)))
     z, gradients = case.reference()
     expected = z * case.scale + case.bias + case.side
+    scratch, _ = _core.conv_scratch_bytes(case.shape())
+    assert scratch < case.filters.nbytes / 2
     arrays = (case.input, case.filters, case.bias, case.side)
-    for threads in (1, 3):
-        options = {"scale": case.scale, "activation": "relu", "num_threads": threads}
-        y, pre = _core.conv_forward(case.shape(), *arrays, save_pre_activation=True, **options)
+    for threads, pack_first in itertools.product((1, 3), (False, True)):
+        y, pre = _core.conv_forward(
+            *(case.shape(), *arrays),
+            scale=case.scale,
+            activation="relu",
+            num_threads=threads,
+            pack_first=pack_first,
+            save_pre_activation=True,
+        )
         _assert_close(pre, expected, TOLERANCE["float32"])
         np.testing.assert_array_equal(y, np.maximum(pre, 0))
     actual = _core.conv_gradient(case.shape(), case.dy, case.input, case.filters)

@@ -81,7 +81,7 @@ class CorrelationWork {
     const E* from;  // the source of its band
     A* finished;    // room for a tile
     typename BandMoments<A>::Panel* moments;
-    Lookahead<T>* lookahead;
+    Lookahead<T> lookahead;
     PrefetchList& prefetch;
   };
 
@@ -104,14 +104,13 @@ class CorrelationWork {
     A* const sums = own_sums_ + worker * p_.WorkerSums();
     const BandTiles<T> tiles(p_, c_, depth_, band);
     PrefetchList prefetch;
-    Lookahead<T> next_band =
-        c_.x.After(p_.bands, band.n, band.h, band.w,
-                   tiles.count() * (panels.end - panels.begin));
     Task task{SourceOf(band, own), sums + p_.SumsSize(),
               c_.moments == nullptr
                   ? nullptr
                   : moments_.Begin(index % p_.num_bands, panels),
-              &next_band, prefetch};
+              c_.x.After(p_.bands, band.n, band.h, band.w,
+                         tiles.count() * (panels.end - panels.begin)),
+              prefetch};
     for (std::int64_t first = panels.begin; first < panels.end;
          first += p_.panels_together) {
       const Range some{first, Min(first + p_.panels_together, panels.end)};
@@ -119,8 +118,7 @@ class CorrelationWork {
       do {
         const std::int64_t end = depth_.BlockEnd(begin);
         const FilterBlock block = FiltersOf(some, begin, end, own);
-        Lookahead<T> next_filters = FiltersAfter(some, end, tiles.count());
-        if (p_.late) task.lookahead = &next_filters;
+        if (p_.late) task.lookahead = FiltersAfter(some, end, tiles.count());
         RunBlock(some, block, tiles, sums, &task);
         begin = end;
       } while (begin < depth_.count);
@@ -287,7 +285,7 @@ class CorrelationWork {
                            Min(columns, tile.num_panels * kColumns), &prefetch);
       }
     }
-    task->lookahead->Advance(tile.num_panels, &prefetch);
+    task->lookahead.Advance(tile.num_panels, &prefetch);
     RunTile<E, true>(to.rows, num_columns, tile);
     if (!finishes || in_tile) return tile.num_panels;
     for (int run = 0; run < to.num_runs; ++run) {

@@ -171,19 +171,19 @@ CorrelationPlan<T> Plan(const Correlation<T>& c, std::int64_t num_workers) {
     }
     return bands;
   };
-  const auto tiles = [](const Bands& bands) {
-    return bands.Tiles(kTileRows<Operand<T>>);
-  };
-  p.bands = cut(kFewTiles * kTileRows<Operand<T>>, kFewPixelsBytes);
-  p.together = grid <= (tiles(p.bands) <= kFewTiles ? kFewPixels<Operand<T>>
-                                                    : kFewOfShortLines) &&
-               p.bands.Count(x.batch) == 1;
+  p.together = false;
+  if (grid <= kFewPixels<Operand<T>>) {
+    p.bands = cut(kFewTiles * kTileRows<Operand<T>>, kFewPixelsBytes);
+    p.together = p.bands.Count(x.batch) == 1 &&
+                 (p.Tiles() <= kFewTiles || grid <= kFewOfShortLines);
+  }
   if (!p.together) p.bands = cut(CeilDiv(grid, wanted_bands), kBandBytes);
   p.num_bands = p.bands.Count(x.batch);
   // As many as workers share evenly; each band reads the filters anew, which
   // costs as much as half a tile.
   const auto load = [&](const Bands& bands) {
-    return CeilDiv(bands.Count(x.batch), num_workers) * (2 * tiles(bands) + 1);
+    return CeilDiv(bands.Count(x.batch), num_workers) *
+           (2 * bands.Tiles(kTileRows<Operand<T>>) + 1);
   };
   const bool evens =
       cut_freely && !p.together && p.num_bands < kEvenBands * num_workers;
@@ -219,7 +219,7 @@ CorrelationPlan<T> Plan(const Correlation<T>& c, std::int64_t num_workers) {
       CeilDiv((p.bands.rows - 1) * p.bands.source_columns + p.bands.columns,
               kHalf) < of_lines;
   p.paired = p.paired && !p.flat;
-  p.late = p.together && c.packed == nullptr && tiles(p.bands) <= kFewTiles;
+  p.late = p.together && c.packed == nullptr && p.Tiles() <= kFewTiles;
   if (p.late) {
     const std::int64_t least =
         Max(Min(p.panels / kFewestTasks, kLeastTogether), 1);

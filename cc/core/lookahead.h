@@ -51,8 +51,8 @@ class Lookahead {
  private:
   static constexpr std::int64_t kLine = 64 / sizeof(T);
 
-  const Source<T> source_;
-  const std::int64_t begin_, lines_per_row_, pitch_, rows_, lines_;
+  Source<T> source_;
+  std::int64_t begin_, lines_per_row_, pitch_, rows_, lines_;
   std::int64_t row_ = 0, line_ = 0;
 };
 
