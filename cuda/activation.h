@@ -18,6 +18,7 @@ struct DeviceMath {
 
   static TFO_DEVICE float Exp(float x) { return ExpFor<T>(x > 88 ? 88 : x); }
   static TFO_DEVICE float Expm1(float x) { return expm1f(x); }
+  static TFO_DEVICE float Log1p(float x) { return log1pf(x); }
   static TFO_DEVICE float Tanh(float x) { return tanhf(x); }
   static TFO_DEVICE float Reciprocal(float x) {
     return sizeof(T) == 4 ? 1.0f / x : __fdividef(1.0f, x);

@@ -21,9 +21,12 @@ ACTIVATIONS = (
     "relu",
     "relu6",
     "elu",
+    "selu",
     "leaky_relu",
     "sigmoid",
     "tanh",
+    "softplus",
+    "hard_sigmoid",
     "silu",
     "hard_swish",
     "mish",
@@ -40,7 +43,9 @@ KINKS = {
     "relu": (0.0,),
     "relu6": (0.0, 6.0),
     "elu": (0.0,),
+    "selu": (0.0,),
     "leaky_relu": (0.0,),
+    "hard_sigmoid": (-3.0, 3.0),
     "hard_swish": (-3.0, 3.0),
 }
 

@@ -13,8 +13,11 @@ ACTIVATIONS = {
     "relu": "relu",
     "relu6": "relu6",
     "elu": "elu",
+    "selu": "selu",
     "leaky_relu": "leaky_relu",
     "tanh": "tanh",
+    "softplus": "softplus",
+    "hard_sigmoid": "hard_sigmoid",
     "silu": "silu",
     "hard_silu": "hard_silu",
     "mish": "mish",
@@ -86,7 +89,7 @@ def test_side_input_with_activation(family, activation):
     check(CASES[family], activation, with_side=True)
 
 
-@pytest.mark.parametrize("activation", ["sigmoid", "softmax", "softplus"])
+@pytest.mark.parametrize("activation", ["sigmoid", "softmax", "softsign"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_other_activation_follows_the_fused_op(family, activation):
     check(CASES[family], activation)

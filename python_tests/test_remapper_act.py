@@ -25,6 +25,9 @@ SPELLINGS = {
     "keras_silu": (keras.activations.silu, "silu"),
     "keras_mish": (keras.activations.mish, "mish"),
     "keras_hard_swish": (keras.activations.hard_swish, "hard_swish"),
+    "nn_softplus": (tf.nn.softplus, "softplus"),
+    "keras_hard_sigmoid": (keras.activations.hard_sigmoid, "hard_sigmoid"),
+    "hard_sigmoid": (lambda x: tf.nn.relu6(x + 3.0) * (1.0 / 6.0), "hard_sigmoid"),
     "keras_ops_gelu": (lambda x: keras.ops.gelu(x, approximate=True), "gelu_tanh"),
     "keras_ops_silu": (keras.ops.silu, "silu"),
     "keras_ops_hard_silu": (keras.ops.hard_silu, "hard_swish"),
@@ -47,6 +50,7 @@ COMMUTED = {
     "silu": (lambda x: tf.sigmoid(x) * x, "silu"),
     "mish": (lambda x: tf.tanh(tf.math.softplus(x)) * x, "mish"),
     "gelu": (lambda x: (tf.math.erf(x / 1.4142135623730951) + 1.0) * (x * 0.5), "gelu_erf"),
+    "hard_sigmoid": (lambda x: tf.nn.relu6(3.0 + x) / 6.0, "hard_sigmoid"),
     "hard_swish": (lambda x: tf.nn.relu6(3.0 + x) * x / 6.0, "hard_swish"),
 }
 
@@ -133,8 +137,8 @@ NEAR_MISSES = {
         "is also used by Exp",
     ),
     "fetched_interior": (
-        lambda x: (lambda t: (x * t, t))(tf.tanh(tf.math.softplus(x))),
-        "act_mish",
+        lambda x: (lambda t: (t / 6.0, t))(x * tf.nn.relu6(x + 3.0)),
+        "act_hard_swish",
         "is an output of the graph",
     ),
     "control_edge": (
@@ -166,7 +170,6 @@ ELSEWHERE = {
     "gate": lambda x: x * tf.sigmoid(x + 1.0),
     "other_factor": lambda x: tf.exp(x) * tf.sigmoid(x),
     "broadcast": lambda x: x * tf.sigmoid(x[:1]),
-    "softplus_of_other": lambda x: x * tf.tanh(tf.math.softplus(-x)),
     "tanh": lambda x: x * tf.tanh(x),
     "square_for_cube": lambda x: (
         0.5 * x * (1.0 + tf.tanh(0.7978845608028654 * (x + 0.044715 * (x * x))))
@@ -178,6 +181,19 @@ ELSEWHERE = {
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_other_code_stays(name):
     check(ELSEWHERE[name], [X], {})
+
+
+# Other code in which a longer activation's first part is one itself.
+SHORTER = {
+    "mish_of_other": (lambda x: x * tf.tanh(tf.math.softplus(-x)), "softplus"),
+    "hard_gate": (lambda x: tf.exp(x) * (tf.nn.relu6(x + 3.0) / 6.0), "hard_sigmoid"),
+}
+
+
+@pytest.mark.parametrize("name", SHORTER)
+def test_shorter_one_in_other_code(name):
+    fn, activation = SHORTER[name]
+    check(fn, [X], {f"act_{activation}": 1})
 
 
 LONGER = {

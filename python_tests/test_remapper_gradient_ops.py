@@ -11,7 +11,7 @@ from tf_fused_ops.function import function
 from tf_fused_ops.remapper import RemapOptions, remap, rules
 
 # Their gradients read nothing of the forward pass but the output or the argument.
-ACTIVATIONS = ("none", "relu", "relu6", "elu", "leaky_relu", "sigmoid", "tanh")
+ACTIVATIONS = ("none", "relu", "relu6", "elu", "selu", "leaky_relu", "sigmoid", "tanh")
 ROWS = [
     rule
     for rule in rules.RULES

@@ -28,9 +28,12 @@ enum class Activation : int {
   kRelu,
   kRelu6,
   kElu,
+  kSelu,
   kLeakyRelu,
   kSigmoid,
   kTanh,
+  kSoftplus,
+  kHardSigmoid,
   kSilu,
   kHardSwish,
   kMish,
@@ -38,13 +41,14 @@ enum class Activation : int {
   kGeluErf,
 };
 
-constexpr int kNumActivations = 12;
+constexpr int kNumActivations = 15;
 
 // In the order of Activation; these are the values of the ops' `activation`
 // attribute.
 constexpr const char* kActivationNames[kNumActivations] = {
-    "none", "relu", "relu6",      "elu",  "leaky_relu", "sigmoid",
-    "tanh", "silu", "hard_swish", "mish", "gelu_tanh",  "gelu_erf"};
+    "none",       "relu",       "relu6", "elu",       "selu",
+    "leaky_relu", "sigmoid",    "tanh",  "softplus",  "hard_sigmoid",
+    "silu",       "hard_swish", "mish",  "gelu_tanh", "gelu_erf"};
 
 // Whether the slope can be read off the activation's value. The others need the
 // pre-activation; so does a leaky relu whose alpha is negative, because its
@@ -61,11 +65,11 @@ struct NormalTail {
   V tail, exp;
 };
 
-// `Math` supplies Exp, which stays finite where e^x would not, Expm1, Tanh,
-// Reciprocal, Larger and Smaller, which are the second of two where one is no
-// number, the NormalTail of a Magnitude, which is as large as its tail is a
-// normal number, for V, and Scalar: float or double. V is Scalar or a vector of
-// it. Comparisons are written so that a NaN argument stays NaN.
+// `Math` supplies Exp, which stays finite where e^x would not, Expm1, Log1p of
+// [0, 1], Tanh, Reciprocal, Larger and Smaller, which are the second of two
+// where one is no number, the NormalTail of a Magnitude, which is as large as
+// its tail is a normal number, for V, and Scalar: float or double. V is Scalar
+// or a vector of it. Comparisons are written so that a NaN argument stays NaN.
 template <class Math, class V>
 struct ActivationFunctions {
   using Scalar = typename Math::Scalar;
@@ -86,6 +90,17 @@ struct ActivationFunctions {
 
   static TFO_DEVICE V Logistic(V z) {
     return Math::Reciprocal(Constant(1) + Math::Exp(-z));
+  }
+
+  // Self-normalizing networks' lambda and alpha, which keep mean 0 and variance
+  // 1 (Klambauer et al., 2017).
+  static constexpr double kSeluScale = 1.0507009873554804934193349852946;
+  static constexpr double kSeluLimit =
+      kSeluScale * 1.6732632423543772848170429916717;
+
+  static TFO_DEVICE V HardLogistic(V z) {
+    const V positive = Math::Larger(V{}, z + Constant(3));
+    return Math::Smaller(Constant(6), positive) * Constant(1.0 / 6);
   }
 
   // tanh(softplus(z)) = n / (n + 2) with n = e^z (e^z + 2); e^z is cut off
@@ -115,18 +130,24 @@ struct ActivationFunctions {
       return positive >= Constant(6) ? Constant(6) : positive;
     } else if constexpr (A == Activation::kElu) {
       return z >= V{} ? z : Math::Expm1(z);
+    } else if constexpr (A == Activation::kSelu) {
+      return z >= V{} ? Constant(kSeluScale) * z
+                      : Constant(kSeluLimit) * Math::Expm1(z);
     } else if constexpr (A == Activation::kLeakyRelu) {
       return z > V{} ? z : alpha * z;
     } else if constexpr (A == Activation::kSigmoid) {
       return Logistic(z);
     } else if constexpr (A == Activation::kTanh) {
       return Math::Tanh(z);
+    } else if constexpr (A == Activation::kSoftplus) {
+      const V e = Math::Exp(z < V{} ? z : -z);
+      return Math::Larger(V{}, z) + Math::Log1p(e);
+    } else if constexpr (A == Activation::kHardSigmoid) {
+      return HardLogistic(z);
     } else if constexpr (A == Activation::kSilu) {
       return CutBelow(z) * Logistic(z);
     } else if constexpr (A == Activation::kHardSwish) {
-      const V positive = Math::Larger(V{}, z + Constant(3));
-      return CutBelow(z) *
-             (Math::Smaller(Constant(6), positive) * Constant(1.0 / 6));
+      return CutBelow(z) * HardLogistic(z);
     } else if constexpr (A == Activation::kMish) {
       return CutBelow(z) * TanhSoftplus(z);
     } else if constexpr (A == Activation::kGeluTanh) {
@@ -152,12 +173,19 @@ struct ActivationFunctions {
       return saved > V{} ? (saved < Constant(6) ? one : V{}) : V{};
     } else if constexpr (A == Activation::kElu) {
       return saved < V{} ? saved + one : one;
+    } else if constexpr (A == Activation::kSelu) {
+      return saved < V{} ? saved + Constant(kSeluLimit) : Constant(kSeluScale);
     } else if constexpr (A == Activation::kLeakyRelu) {
       return saved > V{} ? one : alpha;
     } else if constexpr (A == Activation::kSigmoid) {
       return saved * (one - saved);
     } else if constexpr (A == Activation::kTanh) {
       return one - saved * saved;
+    } else if constexpr (A == Activation::kSoftplus) {
+      return Logistic(saved);
+    } else if constexpr (A == Activation::kHardSigmoid) {
+      const V below = saved < Constant(3) ? Constant(1.0 / 6) : V{};
+      return saved > Constant(-3) ? below : V{};
     } else if constexpr (A == Activation::kSilu) {
       const V z = Cut(saved), e = Math::Exp(-z);
       const V s = Math::Reciprocal(one + e);
@@ -205,9 +233,12 @@ TFO_HOST_DEVICE void WithActivation(Activation activation, const Body& body) {
     TFO_CASE(kRelu);
     TFO_CASE(kRelu6);
     TFO_CASE(kElu);
+    TFO_CASE(kSelu);
     TFO_CASE(kLeakyRelu);
     TFO_CASE(kSigmoid);
     TFO_CASE(kTanh);
+    TFO_CASE(kSoftplus);
+    TFO_CASE(kHardSigmoid);
     TFO_CASE(kSilu);
     TFO_CASE(kHardSwish);
     TFO_CASE(kMish);

@@ -164,6 +164,7 @@ bool SlopeIsCheap(Activation activation) {
   switch (activation) {
     case Activation::kRelu6:
     case Activation::kLeakyRelu:
+    case Activation::kHardSigmoid:
     case Activation::kHardSwish:
       return true;
     default:

@@ -50,7 +50,7 @@ REGISTER_OP("TfFusedOps>ActGrad")
 Computes the gradient of Act in one pass.
 
 dy: the gradient of y.
-saved: y for relu, relu6, elu, leaky_relu with alpha >= 0, sigmoid and tanh; x for all others.
+saved: y for relu, relu6, elu, selu, leaky_relu with alpha >= 0, sigmoid and tanh; x for all others.
 x_grad: the gradient of x.
 )doc");
 

@@ -158,8 +158,8 @@ Computes the gradients of Conv2DTransposeBiasAct, on the CPU.
 dy: the gradient of y.
 input: the forward op's input.
 filters: the forward op's filters.
-saved: none for the activation none; y for relu, relu6, elu, leaky_relu with alpha >= 0, sigmoid and tanh; the
-  pre-activation for all others.
+saved: none for the activation none; y for relu, relu6, elu, selu, leaky_relu with alpha >= 0,
+  sigmoid and tanh; the pre-activation for all others.
 input_grad: the gradient of input; empty where input_gradient is not set.
 filters_grad: the gradient of filters; empty where filters_gradient is not set.
 bias_grad: the gradient of bias; empty where bias_gradient is not set.

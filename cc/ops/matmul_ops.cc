@@ -131,8 +131,8 @@ Computes the gradients of MatMulBiasAct in one op.
 dy: the gradient of y.
 a: the forward op's a.
 b: the forward op's b.
-saved: none for the activation none; y for relu, relu6, elu, leaky_relu with alpha >= 0, sigmoid and tanh; the
-  pre-activation for all others.
+saved: none for the activation none; y for relu, relu6, elu, selu, leaky_relu with alpha >= 0,
+  sigmoid and tanh; the pre-activation for all others.
 a_grad: the gradient of a; empty where a_gradient is not set.
 b_grad: the gradient of b; empty where b_gradient is not set.
 bias_grad: the gradient of bias; empty where bias_gradient is not set.

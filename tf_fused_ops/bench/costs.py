@@ -18,7 +18,7 @@ from tf_fused_ops.bench.cases import (
 )
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-SLOPE_FROM_VALUE = ("relu", "relu6", "elu", "leaky_relu", "sigmoid", "tanh")
+SLOPE_FROM_VALUE = ("relu", "relu6", "elu", "selu", "leaky_relu", "sigmoid", "tanh")
 
 
 class Work(NamedTuple):

@@ -243,7 +243,10 @@ _RULES = {
     **_rule("relu_max_pool", _IMAGES, result=(8, 14, 14, 128), act="none", trained=True),
     **{
         f"rule_act_{act}": RuleCase("act", ((8192, 3072),), (8192, 3072), act=act)
-        for act in ("gelu_erf", "gelu_tanh", "silu", "mish", "hard_swish")
+        for act in (
+            *("gelu_erf", "gelu_tanh", "silu", "mish", "hard_swish"),
+            *("softplus", "hard_sigmoid"),
+        )
     },
 }
 # A chain of one op never has to stay; those of the others are fused with their forward pass only.

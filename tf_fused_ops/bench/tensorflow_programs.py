@@ -30,6 +30,8 @@ _ACTIVATIONS = {
     "tanh": tf.tanh,
     "gelu_tanh": functools.partial(tf.nn.gelu, approximate=True),
     "gelu_erf": functools.partial(tf.nn.gelu, approximate=False),
+    "softplus": tf.nn.softplus,
+    "hard_sigmoid": lambda x: tf.nn.relu6(x + 3.0) / 6.0,
     "silu": tf.nn.silu,
     "mish": lambda x: x * tf.tanh(tf.math.softplus(x)),
     "hard_swish": lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,

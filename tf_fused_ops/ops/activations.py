@@ -18,9 +18,12 @@ STOCK = {
     "relu": lambda z, alpha: tf.nn.relu(z),
     "relu6": lambda z, alpha: tf.nn.relu6(z),
     "elu": lambda z, alpha: tf.nn.elu(z),
+    "selu": lambda z, alpha: tf.nn.selu(z),
     "leaky_relu": lambda z, alpha: tf.nn.leaky_relu(z, alpha),
     "sigmoid": lambda z, alpha: tf.sigmoid(z),
     "tanh": lambda z, alpha: tf.tanh(z),
+    "softplus": lambda z, alpha: tf.nn.softplus(z),
+    "hard_sigmoid": lambda z, alpha: tf.nn.relu6(z + 3) / 6,
     "silu": lambda z, alpha: z * tf.sigmoid(z),
     "hard_swish": lambda z, alpha: z * tf.nn.relu6(z + 3) / 6,
     "mish": lambda z, alpha: z * tf.tanh(tf.nn.softplus(z)),
@@ -28,12 +31,17 @@ STOCK = {
     "gelu_erf": lambda z, alpha: 0.5 * z * (1 + tf.math.erf(z * math.sqrt(0.5))),
 }
 
+# Self-normalizing networks' lambda, and lambda times their alpha (Klambauer et al., 2017).
+_SELU_SCALE = 1.0507009873554805
+_SELU_LIMIT = 1.7580993408473769
+
 # The slope read off the activation's value y.
 _SLOPE_FROM_VALUE = {
     "none": lambda y, alpha: tf.ones_like(y),
     "relu": lambda y, alpha: tf.cast(y > 0, y.dtype),
     "relu6": lambda y, alpha: tf.cast((y > 0) & (y < 6), y.dtype),
     "elu": lambda y, alpha: tf.where(y < 0, y + 1, tf.ones_like(y)),
+    "selu": lambda y, alpha: tf.where(y < 0, y + _SELU_LIMIT, _SELU_SCALE * tf.ones_like(y)),
     "leaky_relu": lambda y, alpha: tf.where(y > 0, tf.ones_like(y), tf.cast(alpha, y.dtype)),
     "sigmoid": lambda y, alpha: y * (1 - y),
     "tanh": lambda y, alpha: 1 - y * y,

@@ -41,8 +41,9 @@ def batch_norm_act(
         mean: The moving mean, as scale.
         variance: The moving variance, as scale.
         side_input: Tensor of x's shape and dtype, or None.
-        activation: "none", "relu", "relu6", "elu", "leaky_relu", "sigmoid", "tanh", "silu",
-            "hard_swish", "mish", "gelu" or "gelu_erf", "gelu_tanh"; None for "none".
+        activation: "none", "relu", "relu6", "elu", "selu", "leaky_relu", "sigmoid", "tanh",
+            "softplus", "hard_sigmoid", "silu", "hard_swish", "mish", "gelu" or "gelu_erf",
+            "gelu_tanh"; None for "none".
         epsilon: Is added to the variance.
         momentum: moving = moving * momentum + batch * (1 - momentum).
         training: Whether to normalise with the statistics of the batch and to update the moving

@@ -34,8 +34,8 @@ def conv2d_bias_act(
     """Computes activation(conv2d(x, filters) * scale + bias + side_input) in one pass.
 
     The convolution is that of `tf.nn.conv2d`. The gradient keeps x, filters and y; for activations
-    whose slope cannot be read off y (silu, hard_swish, mish, gelu, leaky_relu with alpha < 0) the
-    pre-activation takes y's place.
+    whose slope cannot be read off y (softplus, hard_sigmoid, silu, hard_swish, mish, gelu,
+    leaky_relu with alpha < 0) the pre-activation takes y's place.
 
     Args:
         x: Tensor [batch, height, width, in_channels] for "NHWC", [batch, in_channels, height,
@@ -46,8 +46,9 @@ def conv2d_bias_act(
         bias: [out_channels], of x's dtype, or None.
         strides: An integer, or a list of 1, 2 (height, width) or 4 (in the order of data_format).
         padding: "SAME", "VALID", or four pairs [before, after] in the order of data_format.
-        activation: "none", "relu", "relu6", "elu", "leaky_relu", "sigmoid", "tanh", "silu",
-            "hard_swish", "mish", "gelu" or "gelu_erf", "gelu_tanh"; None for "none".
+        activation: "none", "relu", "relu6", "elu", "selu", "leaky_relu", "sigmoid", "tanh",
+            "softplus", "hard_sigmoid", "silu", "hard_swish", "mish", "gelu" or "gelu_erf",
+            "gelu_tanh"; None for "none".
         side_input: Tensor of the output's shape and x's dtype, or None.
         data_format: "NHWC" or "NCHW".
         dilations: As strides.

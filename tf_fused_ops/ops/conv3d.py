@@ -25,8 +25,9 @@ def conv3d_bias_act(
 
     The convolution is that of `tf.nn.conv3d`, but that with "SAME" the first window always begins
     at the first pixel or before it, also where windows leave pixels between them. The gradient
-    keeps x, filters and y; for activations whose slope cannot be read off y (silu, hard_swish,
-    mish, gelu, leaky_relu with alpha < 0) the pre-activation takes y's place. On the CPU alone.
+    keeps x, filters and y; for activations whose slope cannot be read off y (softplus,
+    hard_sigmoid, silu, hard_swish, mish, gelu, leaky_relu with alpha < 0) the pre-activation takes
+    y's place. On the CPU alone.
 
     Args:
         x: Tensor [batch, depth, height, width, in_channels]; float16, bfloat16, float32 or float64.
@@ -35,8 +36,9 @@ def conv3d_bias_act(
         bias: [out_channels], of x's dtype, or None.
         strides: An integer, or a list of 1, 3 (depth, height, width) or 5 (in the order of x).
         padding: "SAME" or "VALID".
-        activation: "none", "relu", "relu6", "elu", "leaky_relu", "sigmoid", "tanh", "silu",
-            "hard_swish", "mish", "gelu" or "gelu_erf", "gelu_tanh"; None for "none".
+        activation: "none", "relu", "relu6", "elu", "selu", "leaky_relu", "sigmoid", "tanh",
+            "softplus", "hard_sigmoid", "silu", "hard_swish", "mish", "gelu" or "gelu_erf",
+            "gelu_tanh"; None for "none".
         side_input: Tensor of the output's shape and x's dtype, or None.
         dilations: As strides.
         alpha: leaky_relu's slope below zero.

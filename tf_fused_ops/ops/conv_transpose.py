@@ -29,8 +29,9 @@ def conv2d_transpose_bias_act(
     """Computes activation(conv2d_transpose(x, filters) + bias + side_input) in one pass.
 
     The transposed convolution is that of `tf.nn.conv2d_transpose`. The gradient keeps x, filters
-    and y; for activations whose slope cannot be read off y (silu, hard_swish, mish, gelu,
-    leaky_relu with alpha < 0) the pre-activation takes y's place. On the CPU alone.
+    and y; for activations whose slope cannot be read off y (softplus, hard_sigmoid, silu,
+    hard_swish, mish, gelu, leaky_relu with alpha < 0) the pre-activation takes y's place. On the
+    CPU alone.
 
     Args:
         x: Tensor [batch, height, width, in_channels] for "NHWC", [batch, in_channels, height,
@@ -43,8 +44,9 @@ def conv2d_transpose_bias_act(
         strides: An integer, or a list of 1, 2 (height, width) or 4 (in the order of data_format).
         padding: That of the convolution which leads from the output to x: "SAME", "VALID", or four
             pairs [before, after] in the order of data_format.
-        activation: "none", "relu", "relu6", "elu", "leaky_relu", "sigmoid", "tanh", "silu",
-            "hard_swish", "mish", "gelu" or "gelu_erf", "gelu_tanh"; None for "none".
+        activation: "none", "relu", "relu6", "elu", "selu", "leaky_relu", "sigmoid", "tanh",
+            "softplus", "hard_sigmoid", "silu", "hard_swish", "mish", "gelu" or "gelu_erf",
+            "gelu_tanh"; None for "none".
         side_input: Tensor of the output's shape and x's dtype, or None.
         data_format: "NHWC" or "NCHW".
         dilations: As strides.

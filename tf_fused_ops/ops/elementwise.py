@@ -11,18 +11,20 @@ _ATTRIBUTES = ("activation", "alpha")
 def act(x, activation="gelu", approximate=False, alpha=0.2, name=None):
     """Computes activation(x) in one pass.
 
-    Stock TensorFlow runs two to eight ops for gelu, silu, hard_swish and mish, each of which reads
-    and writes memory, and keeps several of their results for the gradient. This op reads x and
-    writes y; its gradient reads dy and x. For activations whose slope can be read off the result
-    (relu, relu6, elu, leaky_relu with alpha >= 0, sigmoid, tanh) the gradient reads y instead.
+    Stock TensorFlow runs two to eight ops for gelu, silu, hard_sigmoid, hard_swish and mish, each
+    of which reads and writes memory, and keeps several of their results for the gradient. This op
+    reads x and writes y; its gradient reads dy and x. For activations whose slope can be read off
+    the result (relu, relu6, elu, selu, leaky_relu with alpha >= 0, sigmoid, tanh) the gradient
+    reads y instead.
     gelu is x * Phi(x) with the standard normal distribution function Phi, or with approximate
     0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) (Hendrycks and Gimpel,
     arXiv:1606.08415).
 
     Args:
         x: Tensor of any shape; float16, bfloat16, float32 or float64.
-        activation: "none", "relu", "relu6", "elu", "leaky_relu", "sigmoid", "tanh", "silu",
-            "hard_swish", "mish", "gelu", "gelu_erf", "gelu_tanh"; None for "none".
+        activation: "none", "relu", "relu6", "elu", "selu", "leaky_relu", "sigmoid", "tanh",
+            "softplus", "hard_sigmoid", "silu", "hard_swish", "mish", "gelu", "gelu_erf",
+            "gelu_tanh"; None for "none".
         approximate: Whether "gelu" is the tanh form.
         alpha: leaky_relu's slope below zero.
         name: A name for the operation.

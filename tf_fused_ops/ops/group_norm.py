@@ -33,8 +33,9 @@ def group_norm_act(
         scale: [channels], float64 for float64 x, otherwise float32; None for ones.
         offset: As scale; None for zeros.
         groups: Number of groups; divides the number of channels.
-        activation: "none", "relu", "relu6", "elu", "leaky_relu", "sigmoid", "tanh", "silu",
-            "hard_swish", "mish", "gelu" or "gelu_erf", "gelu_tanh"; None for "none".
+        activation: "none", "relu", "relu6", "elu", "selu", "leaky_relu", "sigmoid", "tanh",
+            "softplus", "hard_sigmoid", "silu", "hard_swish", "mish", "gelu" or "gelu_erf",
+            "gelu_tanh"; None for "none".
         epsilon: Is added to the variance.
         data_format: "NHWC" or "NCHW".
         alpha: leaky_relu's slope below zero.

@@ -24,9 +24,9 @@ def matmul_bias_act(
     """Computes activation(a b + bias + side_input) in one pass.
 
     The gradient keeps a, b and the pre-activation; for activations whose slope can be read off the
-    result (relu, relu6, elu, leaky_relu with alpha >= 0, sigmoid, tanh) the result takes its place.
-    gelu is z * Phi(z) with the standard normal distribution function Phi, or with approximate
-    0.5 * z * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 * z**3))) (Hendrycks and Gimpel,
+    result (relu, relu6, elu, selu, leaky_relu with alpha >= 0, sigmoid, tanh) the result takes its
+    place. gelu is z * Phi(z) with the standard normal distribution function Phi, or with
+    approximate 0.5 * z * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 * z**3))) (Hendrycks and Gimpel,
     arXiv:1606.08415).
 
     Args:
@@ -34,8 +34,9 @@ def matmul_bias_act(
             float64.
         b: [k, n], or [n, k] with transpose_b, of a's dtype.
         bias: [n], of a's dtype, or None.
-        activation: "none", "relu", "relu6", "elu", "leaky_relu", "sigmoid", "tanh", "silu",
-            "hard_swish", "mish", "gelu", "gelu_erf", "gelu_tanh"; None for "none".
+        activation: "none", "relu", "relu6", "elu", "selu", "leaky_relu", "sigmoid", "tanh",
+            "softplus", "hard_sigmoid", "silu", "hard_swish", "mish", "gelu", "gelu_erf",
+            "gelu_tanh"; None for "none".
         approximate: Whether "gelu" is the tanh form.
         transpose_a: Whether to swap a's last two dimensions.
         transpose_b: Whether to swap b's dimensions.

@@ -79,6 +79,11 @@ _GELU_ERF = (
 
 _SILU = (tf.nn.silu, lambda x: x * tf.sigmoid(x))
 
+_HARD_SIGMOID = (
+    lambda x: tf.nn.relu6(x + 3.0) / 6.0,
+    lambda x: tf.nn.relu6(x + 3.0) * (1.0 / 6.0),
+)
+
 _HARD_SWISH = (
     lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
     lambda x: x * (tf.nn.relu6(x + 3.0) / 6.0),
@@ -95,6 +100,7 @@ ACTIVATIONS = (
     Activation("relu", "Relu", (tf.nn.relu,), True, ("Relu",)),
     Activation("relu6", "Relu6", (tf.nn.relu6,), True, ("Relu6",)),
     Activation("elu", "Elu", (tf.nn.elu,), True, ("Elu",)),
+    Activation("selu", "Selu", (tf.nn.selu,), True, ("Selu",)),
     Activation(
         "leaky_relu",
         "LeakyRelu",
@@ -105,6 +111,8 @@ ACTIVATIONS = (
     ),
     Activation("sigmoid", "Sigmoid", (tf.sigmoid,), True, ("Sigmoid",)),
     Activation("tanh", "Tanh", (tf.tanh,), True, ("Tanh",)),
+    Activation("softplus", "Softplus", (tf.math.softplus,), False, ("Softplus",)),
+    Activation("hard_sigmoid", "HardSigmoid", _HARD_SIGMOID, False, ("Relu6",)),
     Activation("silu", "Silu", _SILU, False, ("Sigmoid",)),
     Activation("hard_swish", "HardSwish", _HARD_SWISH, False, ("Relu6",)),
     Activation("mish", "Mish", _MISH, False, ("Softplus",)),
