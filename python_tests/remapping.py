@@ -25,6 +25,7 @@ FUSED = {
     "softmax": "TfFusedOps>Softmax",
     "cross entropy": "TfFusedOps>SparseSoftmaxCrossEntropy",
     "activation": "TfFusedOps>Act",
+    "learned slope": "TfFusedOps>Prelu",
     "recurrent": "TfFusedOps>Recurrent",
     "quantized product": "TfFusedOps>QuantizedMatMulBiasAct",
     "weight-only product": "TfFusedOps>WeightOnlyMatMulBiasAct",

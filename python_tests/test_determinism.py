@@ -10,8 +10,8 @@ import tensorflow as tf
 from tf_fused_ops import _library
 from tf_fused_ops.ops import (
     act, attention, batch_norm_act, conv2d_bias_act, conv2d_transpose_bias_act, dropout,
-    group_norm_act, gru, layer_norm, lstm, matmul_bias_act, quantized_matmul_bias_act, softmax,
-    sparse_softmax_cross_entropy, update_cache, weight_only_matmul_bias_act,
+    group_norm_act, gru, layer_norm, lstm, matmul_bias_act, prelu, quantized_matmul_bias_act,
+    softmax, sparse_softmax_cross_entropy, update_cache, weight_only_matmul_bias_act,
 )
 
 rng = np.random.default_rng(0)
@@ -39,6 +39,8 @@ def show(function, *inputs):
 for dtype in ("float32", "bfloat16"):
     show(lambda x: act(x, "gelu"), tensor(dtype, 301, 307))
     show(lambda x: act(x, "silu"), tensor(dtype, 2111, 1103))
+    show(prelu, tensor(dtype, 4, 61, 53, 67), tensor(dtype, 67))
+    show(prelu, tensor(dtype, 5, 9001), tensor(dtype, 9001))
     show(
         lambda *v: update_cache(*v, 5, slot=1),
         tensor(dtype, 2, 4, 2053, 67), tensor(dtype, 2, 7, 67), tensor(dtype, 2, 7, 67),
@@ -138,7 +140,7 @@ for dtype in ("float32", "bfloat16"):
 def test_bitwise_equal_for_any_number_of_threads_and_from_run_to_run(run_python):
     first, *others = (run_python(PROGRAM, *ISAS, threads=threads) for threads in (1, 2, 3))
     lines = [line.split() for line in first.splitlines()]
-    assert [line[0] for line in lines] == ISAS * 74
+    assert [line[0] for line in lines] == ISAS * 78
     assert all(len(line) == 2 for line in lines), first
     for other in others:
         assert other == first

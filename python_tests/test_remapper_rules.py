@@ -89,6 +89,7 @@ SHAPES = {
     "moments_batch_norm_add": [*BATCH_NORM[:3], (4, 5, 3, 6)],
     "given_batch_norm": BATCH_NORM,
     "given_batch_norm_add": [*BATCH_NORM, (4, 5, 3, 6)],
+    "prelu": [(2, 5, 4, 3), (3,)],
     "relu_max_pool": [(2, 5, 4, 3)],
     "group_norm": [(2, 5, 4, 6), (6,), (6,)],
     "layer_norm": [(2, 5, 6), (6,), (6,)],

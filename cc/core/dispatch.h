@@ -12,6 +12,7 @@
 #include "cc/core/layer_norm.h"
 #include "cc/core/max_pool.h"
 #include "cc/core/peak.h"
+#include "cc/core/prelu.h"
 #include "cc/core/quantized_matmul.h"
 #include "cc/core/recurrent.h"
 #include "cc/core/softmax.h"
@@ -31,6 +32,8 @@ struct Kernels {
   BatchNormGradientApplyFunction* batch_norm_gradient_apply;
   ActForwardFunction* act_forward;
   ActGradientFunction* act_gradient;
+  PReluForwardFunction* prelu_forward;
+  PReluGradientFunction* prelu_gradient;
   MaxPoolForwardFunction* max_pool_forward;
   MaxPoolGradientFunction* max_pool_gradient;
   LayerNormForwardFunction* layer_norm_forward;

@@ -17,6 +17,8 @@ BatchNormGradientSumsFunction BatchNormGradientSums;
 BatchNormGradientApplyFunction BatchNormGradientApply;
 ActForwardFunction ActForward;
 ActGradientFunction ActGradient;
+PReluForwardFunction PReluForward;
+PReluGradientFunction PReluGradient;
 MaxPoolForwardFunction MaxPoolForward;
 MaxPoolGradientFunction MaxPoolGradient;
 LayerNormForwardFunction LayerNormForward;
@@ -50,6 +52,8 @@ const Kernels kKernels = {TFO_STRING(TFO_ISA),
                           &BatchNormGradientApply,
                           &ActForward,
                           &ActGradient,
+                          &PReluForward,
+                          &PReluGradient,
                           &MaxPoolForward,
                           &MaxPoolGradient,
                           &LayerNormForward,

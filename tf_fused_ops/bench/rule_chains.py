@@ -143,6 +143,7 @@ FAMILIES = {
     "softmax": lambda x: tf.nn.softmax(x * 0.125),
     "dropout": _dropout,
     "sparse_cross_entropy": _cross_entropy,
+    "prelu": lambda x, alpha: tf.nn.relu(x) + -alpha * tf.nn.relu(-x),
     "relu_max_pool": lambda x: tf.nn.max_pool2d(tf.nn.relu(x), 2, 2, "VALID"),
     "conv2d_moments": lambda x, w, *vectors: _moments_batch_norm(_conv(x, w), *vectors),
     "conv2d_batch_norm": _conv_batch_norm(tf.raw_ops.FusedBatchNormV3),

@@ -240,6 +240,7 @@ _RULES = {
     **_rule("softmax", (16, 12, 128, 128), act="none"),
     **_rule("sparse_cross_entropy", (2048, 8192), result=(2048,), act="none"),
     **_rule("dropout", (16, 128, 768), act="none"),
+    **_rule("prelu", _IMAGES, _CHANNELS, act="none"),
     **_rule("relu_max_pool", _IMAGES, result=(8, 14, 14, 128), act="none", trained=True),
     **{
         f"rule_act_{act}": RuleCase("act", ((8192, 3072),), (8192, 3072), act=act)
@@ -250,7 +251,10 @@ _RULES = {
     },
 }
 # A chain of one op never has to stay; those of the others are fused with their forward pass only.
-_NEVER_ALONE = ("grouped_conv2d", "attention", "softmax", "dropout", "sparse_cross_entropy")
+_NEVER_ALONE = (
+    *("grouped_conv2d", "attention", "softmax", "dropout", "sparse_cross_entropy"),
+    "prelu",
+)
 # Those whose backward pass is timed alone, too; of these two the other groups have the whole.
 _ALONE = {
     **_rule("conv2d_bias", _IMAGES, _FILTERS, _CHANNELS, macs=_CONV_MACS),

@@ -13,6 +13,7 @@ from tf_fused_ops.ops.group_norm import group_norm_act
 from tf_fused_ops.ops.layer_norm import layer_norm, rms_norm
 from tf_fused_ops.ops.matmul import matmul_bias_act
 from tf_fused_ops.ops.max_pool import max_pool2d_act
+from tf_fused_ops.ops.prelu import prelu
 from tf_fused_ops.ops.quantized_matmul import quantized_matmul_bias_act
 from tf_fused_ops.ops.recurrent import gru, lstm, simple_rnn
 from tf_fused_ops.ops.softmax import softmax
@@ -33,6 +34,7 @@ __all__ = [
     "lstm",
     "matmul_bias_act",
     "max_pool2d_act",
+    "prelu",
     "quantized_matmul_bias_act",
     "rms_norm",
     "simple_rnn",

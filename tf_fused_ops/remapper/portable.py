@@ -293,6 +293,14 @@ def _recurrent_grad(op):
     return recurrent.stock_gradient(op, op.inputs)
 
 
+def _prelu(op):
+    return [reference.prelu(*op.inputs)]
+
+
+def _prelu_grad(op):
+    return reference.prelu_grad(*op.inputs)
+
+
 def _quantized_matmul(op):
     return [quantized_matmul.stock(op, op.inputs)]
 
@@ -328,6 +336,8 @@ _STOCK = {
     "TfFusedOps>MatMulBiasActGrad": _contraction_grad(reference.matmul_bias_act_grad, _MATMUL),
     "TfFusedOps>MaxPoolAct": _max_pool,
     "TfFusedOps>MaxPoolActGrad": _max_pool_grad,
+    "TfFusedOps>Prelu": _prelu,
+    "TfFusedOps>PreluGrad": _prelu_grad,
     "TfFusedOps>Attention": _attention,
     "TfFusedOps>AttentionGrad": _attention_grad,
     "TfFusedOps>SparseSoftmaxCrossEntropy": _cross_entropy,

@@ -29,6 +29,7 @@ from tf_fused_ops.remapper import (
     max_pool,
     moments,
     padded_convs,
+    prelu,
     product,
     quantized,
     softmax,
@@ -123,6 +124,7 @@ def _table():
     yield lookup.PackedLookup()
     yield dequantized.DequantizedWeights()
     yield max_pool.ReluMaxPool()
+    yield prelu.PRelu()
     yield attention.Attention()
     yield grouped_attention.GroupedAttention()
     yield softmax.Softmax()

@@ -47,6 +47,7 @@ _SAME_SHAPE = frozenset(
         "TfFusedOps>Dropout",
         "TfFusedOps>GroupNormAct",
         "TfFusedOps>LayerNorm",
+        "TfFusedOps>Prelu",
         "TfFusedOps>Softmax",
     }
     | {"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "TfFusedOps>BatchNormAct"}

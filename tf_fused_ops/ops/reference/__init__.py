@@ -41,6 +41,7 @@ from tf_fused_ops.ops.reference.layer_norm import (
 )
 from tf_fused_ops.ops.reference.matmul import matmul_bias_act, matmul_bias_act_grad
 from tf_fused_ops.ops.reference.max_pool import max_pool_act, max_pool_act_grad
+from tf_fused_ops.ops.reference.prelu import prelu, prelu_grad
 from tf_fused_ops.ops.reference.quantized_matmul import dequantized, quantized_matmul_bias_act
 from tf_fused_ops.ops.reference.recurrent import recurrent, recurrent_grad, states_before
 from tf_fused_ops.ops.reference.softmax import softmax, softmax_grad
@@ -91,6 +92,8 @@ __all__ = [
     "max_pool_act_grad",
     "over_shared_heads",
     "pack_mask",
+    "prelu",
+    "prelu_grad",
     "quantized_matmul_bias_act",
     "recurrent",
     "recurrent_grad",
