@@ -52,7 +52,9 @@ constexpr const char* kActivationNames[kNumActivations] = {
 
 // Whether the slope can be read off the activation's value. The others need the
 // pre-activation; so does a leaky relu whose alpha is negative, because its
-// value no longer tells the sign of its argument.
+// value no longer tells the sign of its argument, and hard sigmoid, whose value
+// rounds to a limit before its slope is zero. Softplus takes it as stock does,
+// which saves the rounding of the value.
 constexpr TFO_HOST_DEVICE bool SlopeFromValue(Activation activation,
                                               double alpha) {
   return activation == Activation::kLeakyRelu ? alpha >= 0

@@ -32,8 +32,8 @@ struct Kernels {
   BatchNormGradientApplyFunction* batch_norm_gradient_apply;
   ActForwardFunction* act_forward;
   ActGradientFunction* act_gradient;
-  PReluForwardFunction* prelu_forward;
-  PReluGradientFunction* prelu_gradient;
+  PreluForwardFunction* prelu_forward;
+  PreluGradientFunction* prelu_gradient;
   MaxPoolForwardFunction* max_pool_forward;
   MaxPoolGradientFunction* max_pool_gradient;
   LayerNormForwardFunction* layer_norm_forward;

@@ -17,8 +17,8 @@ BatchNormGradientSumsFunction BatchNormGradientSums;
 BatchNormGradientApplyFunction BatchNormGradientApply;
 ActForwardFunction ActForward;
 ActGradientFunction ActGradient;
-PReluForwardFunction PReluForward;
-PReluGradientFunction PReluGradient;
+PreluForwardFunction PreluForward;
+PreluGradientFunction PreluGradient;
 MaxPoolForwardFunction MaxPoolForward;
 MaxPoolGradientFunction MaxPoolGradient;
 LayerNormForwardFunction LayerNormForward;
@@ -52,8 +52,8 @@ const Kernels kKernels = {TFO_STRING(TFO_ISA),
                           &BatchNormGradientApply,
                           &ActForward,
                           &ActGradient,
-                          &PReluForward,
-                          &PReluGradient,
+                          &PreluForward,
+                          &PreluGradient,
                           &MaxPoolForward,
                           &MaxPoolGradient,
                           &LayerNormForward,

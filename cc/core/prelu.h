@@ -13,20 +13,20 @@
 namespace tfo {
 
 // x is [rows, depth], dense; alpha is [depth].
-struct PReluShape {
+struct PreluShape {
   DType dtype;
   std::int64_t rows, depth;
 };
 
-struct PReluArgs {
-  PReluShape shape;
+struct PreluArgs {
+  PreluShape shape;
   const void* x;
   const void* alpha;
   void* y;  // may be x
 };
 
-struct PReluGradientArgs {
-  PReluShape shape;
+struct PreluGradientArgs {
+  PreluShape shape;
   const void* dy;
   const void* x;
   const void* alpha;
@@ -35,9 +35,9 @@ struct PReluGradientArgs {
 };
 
 // False when scratch memory ran out.
-using PReluForwardFunction = bool(const PReluArgs&, const Parallel&,
+using PreluForwardFunction = bool(const PreluArgs&, const Parallel&,
                                   const Scratch&);
-using PReluGradientFunction = bool(const PReluGradientArgs&, const Parallel&,
+using PreluGradientFunction = bool(const PreluGradientArgs&, const Parallel&,
                                    const Scratch&);
 
 }  // namespace tfo

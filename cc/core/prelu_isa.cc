@@ -23,7 +23,7 @@ class WideRows {
  public:
   using A = Accumulator<T>;
 
-  explicit WideRows(const PReluShape& shape)
+  explicit WideRows(const PreluShape& shape)
       : size_(shape.rows * shape.depth),
         depth_(shape.depth),
         groups_(depth_ >= kLeastWidth
@@ -120,7 +120,7 @@ void ForSlices(const WideRows<T>& x, int64_t slices, const Parallel& parallel,
 }
 
 template <class T>
-bool Forward(const PReluArgs& args, const Parallel& parallel,
+bool Forward(const PreluArgs& args, const Parallel& parallel,
              const Scratch& scratch) {
   using A = Accumulator<T>;
   WideRows<T> rows(args.shape);
@@ -144,7 +144,7 @@ bool Forward(const PReluArgs& args, const Parallel& parallel,
 }
 
 template <class T>
-bool Gradient(const PReluGradientArgs& args, const Parallel& parallel,
+bool Gradient(const PreluGradientArgs& args, const Parallel& parallel,
               const Scratch& scratch) {
   using A = Accumulator<T>;
   WideRows<T> rows(args.shape);
@@ -186,17 +186,17 @@ bool Gradient(const PReluGradientArgs& args, const Parallel& parallel,
 
 }  // namespace
 
-PReluForwardFunction PReluForward;
-PReluGradientFunction PReluGradient;
+PreluForwardFunction PreluForward;
+PreluGradientFunction PreluGradient;
 
-bool PReluForward(const PReluArgs& args, const Parallel& parallel,
+bool PreluForward(const PreluArgs& args, const Parallel& parallel,
                   const Scratch& scratch) {
   return WithStorage(args.shape.dtype, [&](auto storage) {
     return Forward<typename decltype(storage)::type>(args, parallel, scratch);
   });
 }
 
-bool PReluGradient(const PReluGradientArgs& args, const Parallel& parallel,
+bool PreluGradient(const PreluGradientArgs& args, const Parallel& parallel,
                    const Scratch& scratch) {
   return WithStorage(args.shape.dtype, [&](auto storage) {
     return Gradient<typename decltype(storage)::type>(args, parallel, scratch);

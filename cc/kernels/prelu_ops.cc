@@ -15,9 +15,9 @@ using tensorflow::Tensor;
 // x as rows, an element of each for every one of alpha.
 template <class T>
 absl::Status RowsOf(const Tensor& x, const Tensor& alpha,
-                    tfo::PReluShape* shape) {
-  TF_RETURN_IF_ERROR(CheckPReluRank(alpha.dims(), x.dims()));
-  PReluDimensions dimensions;
+                    tfo::PreluShape* shape) {
+  TF_RETURN_IF_ERROR(CheckPreluRank(alpha.dims(), x.dims()));
+  PreluDimensions dimensions;
   for (int i = 1; i <= alpha.dims(); ++i) {
     TF_RETURN_IF_ERROR(dimensions.Add(x.dims() - i,
                                       alpha.dim_size(alpha.dims() - i),
@@ -29,14 +29,14 @@ absl::Status RowsOf(const Tensor& x, const Tensor& alpha,
 }
 
 template <class T>
-class PReluOp : public OpKernel {
+class PreluOp : public OpKernel {
  public:
-  explicit PReluOp(OpKernelConstruction* ctx) : OpKernel(ctx) {}
+  explicit PreluOp(OpKernelConstruction* ctx) : OpKernel(ctx) {}
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& x = ctx->input(0);
     const Tensor& alpha = ctx->input(1);
-    tfo::PReluArgs args{};
+    tfo::PreluArgs args{};
     OP_REQUIRES_OK(ctx, RowsOf<T>(x, alpha, &args.shape));
     OP_REQUIRES_OK(ctx, Output(ctx, {0}, 0, x.shape(), &args.y));
     if (x.NumElements() == 0) return;
@@ -51,15 +51,15 @@ class PReluOp : public OpKernel {
 };
 
 template <class T>
-class PReluGradOp : public OpKernel {
+class PreluGradOp : public OpKernel {
  public:
-  explicit PReluGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {}
+  explicit PreluGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {}
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& dy = ctx->input(0);
     const Tensor& x = ctx->input(1);
     const Tensor& alpha = ctx->input(2);
-    tfo::PReluGradientArgs args{};
+    tfo::PreluGradientArgs args{};
     OP_REQUIRES_OK(ctx, CheckShape("dy", dy, "x", x.shape()));
     OP_REQUIRES_OK(ctx, RowsOf<T>(x, alpha, &args.shape));
     OP_REQUIRES_OK(ctx, Output(ctx, {0, 1}, 0, x.shape(), &args.x_grad));
@@ -85,11 +85,11 @@ class PReluGradOp : public OpKernel {
   REGISTER_KERNEL_BUILDER(Name("TfFusedOps>Prelu")            \
                               .Device(tensorflow::DEVICE_CPU) \
                               .TypeConstraint<T>("T"),        \
-                          PReluOp<T>);                        \
+                          PreluOp<T>);                        \
   REGISTER_KERNEL_BUILDER(Name("TfFusedOps>PreluGrad")        \
                               .Device(tensorflow::DEVICE_CPU) \
                               .TypeConstraint<T>("T"),        \
-                          PReluGradOp<T>)
+                          PreluGradOp<T>)
 
 TFO_REGISTER_PRELU(Eigen::half);
 TFO_REGISTER_PRELU(tensorflow::bfloat16);

@@ -9,7 +9,7 @@
 namespace tf_fused_ops {
 
 // Walks along the dimensions of alpha and x together, the last ones first.
-class PReluDimensions {
+class PreluDimensions {
  public:
   // Of x's dimension `i`; negative sizes are not known.
   absl::Status Add(int i, std::int64_t own, std::int64_t size) {
@@ -35,7 +35,7 @@ class PReluDimensions {
   bool broadcast_ = false;  // along a dimension so far
 };
 
-inline absl::Status CheckPReluRank(int rank, int x_rank) {
+inline absl::Status CheckPreluRank(int rank, int x_rank) {
   if (rank <= x_rank) return absl::OkStatus();
   return Invalid("alpha must have at most the rank of x, ", x_rank, ", got ",
                  rank);

@@ -7,8 +7,8 @@ namespace {
 
 absl::Status CheckAlpha(InferenceContext* c, ShapeHandle alpha, ShapeHandle x) {
   if (!c->RankKnown(x) || !c->RankKnown(alpha)) return absl::OkStatus();
-  TF_RETURN_IF_ERROR(CheckPReluRank(c->Rank(alpha), c->Rank(x)));
-  PReluDimensions dimensions;
+  TF_RETURN_IF_ERROR(CheckPreluRank(c->Rank(alpha), c->Rank(x)));
+  PreluDimensions dimensions;
   for (int i = 1; i <= c->Rank(alpha); ++i) {
     // Unknown sizes are -1.
     TF_RETURN_IF_ERROR(dimensions.Add(
@@ -17,13 +17,13 @@ absl::Status CheckAlpha(InferenceContext* c, ShapeHandle alpha, ShapeHandle x) {
   return absl::OkStatus();
 }
 
-absl::Status PReluShape(InferenceContext* c) {
+absl::Status PreluShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(CheckAlpha(c, c->input(1), c->input(0)));
   c->set_output(0, c->input(0));
   return absl::OkStatus();
 }
 
-absl::Status PReluGradShape(InferenceContext* c) {
+absl::Status PreluGradShape(InferenceContext* c) {
   ShapeHandle x = c->input(1);
   TF_RETURN_IF_ERROR(MergeNamed(c, "dy", c->input(0), "x", &x));
   TF_RETURN_IF_ERROR(CheckAlpha(c, c->input(2), x));
@@ -39,7 +39,7 @@ REGISTER_OP("TfFusedOps>Prelu")
     .Input("alpha: T")
     .Output("y: T")
     .Attr("T: {half, bfloat16, float, double}")
-    .SetShapeFn(PReluShape)
+    .SetShapeFn(PreluShape)
     .Doc(R"doc(
 Computes y = x where x > 0, otherwise alpha * x, in one pass.
 
@@ -55,7 +55,7 @@ REGISTER_OP("TfFusedOps>PreluGrad")
     .Output("x_grad: T")
     .Output("alpha_grad: T")
     .Attr("T: {half, bfloat16, float, double}")
-    .SetShapeFn(PReluGradShape)
+    .SetShapeFn(PreluGradShape)
     .Doc(R"doc(
 Computes the gradients of Prelu in one pass.
 

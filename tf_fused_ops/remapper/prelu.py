@@ -8,7 +8,7 @@ from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.rule import Fused, Rule
 
 
-class PRelu(Rule):
+class Prelu(Rule):
     """relu(x) - alpha * relu(-x).
 
     Variants, by attribute:
@@ -61,4 +61,4 @@ class PRelu(Rule):
 
     def describe(self, match):
         y, x = match.outputs["y"].op.name, match.operands["x"].op.name
-        return "PRelu", f"activation={y} input={x}"
+        return "Prelu", f"activation={y} input={x}"

@@ -124,7 +124,7 @@ def _table():
     yield lookup.PackedLookup()
     yield dequantized.DequantizedWeights()
     yield max_pool.ReluMaxPool()
-    yield prelu.PRelu()
+    yield prelu.Prelu()
     yield attention.Attention()
     yield grouped_attention.GroupedAttention()
     yield softmax.Softmax()
