@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tolerances
+from tensorflow.python.saved_model import loader_impl
 
 from tf_fused_ops.function import function
 from tf_fused_ops.remapper import convert
@@ -92,6 +93,22 @@ def op_counts(concrete):
     for inner in graph_def.library.function:
         counts.update(node.op for node in inner.node_def)
     return counts
+
+
+def saved_op_counts(path):
+    """Counts the op types in all graphs and functions of a SavedModel."""
+    found = collections.Counter()
+    for meta_graph in loader_impl.parse_saved_model(str(path)).meta_graphs:
+        graph = meta_graph.graph_def
+        for nodes in (graph.node, *(f.node_def for f in graph.library.function)):
+            found.update(node.op for node in nodes)
+    return found
+
+
+def fused_ops(path):
+    """The same of the fused ops alone, by their names."""
+    counts = saved_op_counts(path)
+    return {k.removeprefix("TfFusedOps>"): n for k, n in counts.items() if "TfFused" in k}
 
 
 def rule_counts(compiled):
@@ -195,6 +212,7 @@ def check_portable(code, operands, folder):
     expected = module.forward(*operands)
     tf.saved_model.save(module, paths[0])
     convert(paths[0], paths[1], to_stock=True)
+    assert fused_ops(paths[1]) == {}
     assert_same(tf.saved_model.load(paths[1]).forward(*operands), expected)
     convert(paths[1], paths[2])
     assert_same(tf.saved_model.load(paths[2]).forward(*operands), expected)

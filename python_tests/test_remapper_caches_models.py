@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from remapping import assert_same, op_counts
+from remapping import assert_same, op_counts, saved_op_counts
 from test_remapper_caches import DEPTH, HEADS, OP, assert_equal, specs, written
-from test_remapper_saved_model import counts
 
 from tf_fused_ops import function
 from tf_fused_ops.remapper import convert, remap
@@ -115,7 +114,7 @@ def test_saved_decoder(decoded, tmp_path):
     assert sum(report.counts().get("update_cache", 0) for report in reports) == 2
     convert(paths[1], paths[2], to_stock=True)
     convert(paths[2], paths[3])
-    assert [counts(path)[OP] for path in paths[:3]] == [0, 4, 0]
-    assert not any("TfFused" in name for name in counts(paths[2]))
+    assert [saved_op_counts(path)[OP] for path in paths[:3]] == [0, 4, 0]
+    assert not any("TfFused" in name for name in saved_op_counts(paths[2]))
     for model in map(tf.saved_model.load, paths):
         check_decoded(model.run(tokens), expected)

@@ -9,6 +9,7 @@ from remapping import (  # fmt: skip
     assert_same,
     check_portable,
     check_training,
+    fused_ops,
     gradient_count,
     gradient_op_counts,
     op_counts,
@@ -21,7 +22,6 @@ from remapping import (  # fmt: skip
     values,
 )
 from test_remapper_refusals import after, guided_relu, keep
-from test_remapper_saved_model import fused_ops
 from transposing import ADDITIONS, BIASES, as_stock, compare, scaled
 
 import tf_fused_ops as tfo

@@ -8,13 +8,14 @@ from remapping import (
     assert_same,
     check_portable,
     check_training,
+    fused_ops,
     rule_counts,
     step_of,
     taped,
     values,
 )
 from test_remapper_graph_def import counts, run
-from test_remapper_saved_model import LOAD_WITHOUT_US, fused_ops
+from test_remapper_saved_model import LOAD_WITHOUT_US
 from transposing import (
     IMAGE,
     LINE,

@@ -3,23 +3,10 @@
 import keras
 import pytest
 import tensorflow as tf
-from remapping import check, reasons, rule_counts, values
+from remapping import check, check_portable, reasons, rule_counts, step_of, values
 from test_remapper_refusals import CONV, conv
 
 from tf_fused_ops.function import function
-
-
-def step_of(chain):
-    """A forward and a backward pass."""
-
-    def step(*args):
-        with tf.GradientTape() as tape:
-            tape.watch(args)
-            y = chain(*args)
-            loss = tf.reduce_sum(y * y)
-        return y, tape.gradient(loss, args)
-
-    return step
 
 
 def keras_code(x, alpha):
@@ -93,6 +80,11 @@ def test_residual_sum_with_an_unknown_batch():
 
     args = values((2, 5, 4, 6), (3, 3, 6, 6), (6,))
     check(chain, args, {"conv2d_add_relu": 1, "prelu": 1}, unknown_batch=[0])
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_portable_conversion(shapes, tmp_path):
+    check_portable(step_of(keras_code), values(*SHAPES[shapes]), tmp_path)
 
 
 def test_slope_alone_is_trained():

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from remapping import assert_same, gradient_count, reasons, step_of, values
+from remapping import assert_same, gradient_count, reasons, saved_op_counts, step_of, values
 from test_remapper_quantized import (
     CHAIN,
     LAYERS,
@@ -19,7 +19,6 @@ from test_remapper_quantized import (
     sizes_of,
     the_op,
 )
-from test_remapper_saved_model import counts
 
 import tf_fused_ops as tfo
 from tf_fused_ops.remapper import convert
@@ -186,9 +185,9 @@ def test_exported_model(name, tmp_path):
             told.update(report.counts())
         assert told == rules
     products = rules["quantized_matmul"]
-    assert [counts(path)[OP] for path in paths] == [0, products, 0, products]
-    assert [counts(path)["IdentityN"] for path in paths[1:]] == [products] * 3
-    assert not any("TfFused" in op_type for op_type in counts(portable))
+    assert [saved_op_counts(path)[OP] for path in paths] == [0, products, 0, products]
+    assert [saved_op_counts(path)["IdentityN"] for path in paths[1:]] == [products] * 3
+    assert not any("TfFused" in op_type for op_type in saved_op_counts(portable))
     (x,) = values((2, 3, 8))
 
     def step(path):

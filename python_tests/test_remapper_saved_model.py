@@ -1,13 +1,11 @@
 """SavedModels: converted to fused ops and back, with all that belongs to them."""
 
-import collections
-
 import keras
 import numpy as np
 import pytest
 import replicas
 import tensorflow as tf
-from remapping import assert_same, plain, values
+from remapping import assert_same, fused_ops, plain, saved_op_counts, values
 from tensorflow.python.saved_model import loader_impl
 
 import tf_fused_ops as tfo
@@ -16,20 +14,6 @@ from tf_fused_ops.remapper import RemapOptions, Report, convert
 
 X, W, B, SCALE, OFFSET = values((4, 6, 6, 4), (3, 3, 4, 4), (4,), (4,), (4,))
 W *= 0.3
-
-
-def counts(path):
-    """Counts the op types in all graphs and functions of a SavedModel."""
-    found = collections.Counter()
-    for meta_graph in loader_impl.parse_saved_model(str(path)).meta_graphs:
-        graph = meta_graph.graph_def
-        for nodes in (graph.node, *(f.node_def for f in graph.library.function)):
-            found.update(node.op for node in nodes)
-    return found
-
-
-def fused_ops(path):
-    return {k.removeprefix("TfFusedOps>"): n for k, n in counts(path).items() if "TfFused" in k}
 
 
 LOAD_WITHOUT_US = """
@@ -116,7 +100,7 @@ def test_everything_is_fused(network):
         "MatMulBiasAct": 3,
         "MatMulBiasActGrad": 2,
     }
-    assert not counts(fused).keys() & {"Conv2D", "BiasAdd", "MatMul", "Relu", "IdentityN"}
+    assert not saved_op_counts(fused).keys() & {"Conv2D", "BiasAdd", "MatMul", "Relu", "IdentityN"}
 
 
 def test_signatures_variables_and_assets_stay(network):
@@ -170,7 +154,7 @@ def test_portable_runs_without_us(network, run_python, tmp_path):
 def test_converting_twice_changes_nothing(network, folder):
     twice = str(folder / "twice")
     assert Report.of_all(convert(network[1], twice)).fused == []
-    assert counts(twice) == counts(network[1])
+    assert saved_op_counts(twice) == saved_op_counts(network[1])
 
 
 def test_remap_of_a_folder(network):

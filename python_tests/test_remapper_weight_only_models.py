@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras.src.quantizers.quantization_config import Int4QuantizationConfig
-from remapping import assert_same, plain, rule_counts, values
-from test_remapper_saved_model import counts
+from remapping import assert_same, plain, rule_counts, saved_op_counts, values
 from test_remapper_weight_only import layer_of
 from test_remapper_weight_only_forms import OP, dense
 
@@ -162,8 +161,8 @@ def test_exported_model(tmp_path):
     assert products(told) == PRODUCTS and told["packed_lookup"] == 1
     assert main(["convert", fused, portable, "--portable"]) == 0
     assert main(["convert", portable, again]) == 0
-    assert not any("TfFused" in op_type for op_type in counts(portable))
-    assert [counts(path)[OP] for path in (fused, again)] == [PRODUCTS, PRODUCTS]
+    assert not any("TfFused" in op_type for op_type in saved_op_counts(portable))
+    assert [saved_op_counts(path)[OP] for path in (fused, again)] == [PRODUCTS, PRODUCTS]
     tokens = tf.constant(some_tokens())
     models = [tf.saved_model.load(path) for path in paths]
     expected, *others = (model.serve(tokens) for model in models)
@@ -183,7 +182,7 @@ def test_exported_layer(form, tmp_path):
     tf.saved_model.save(module, stock)
     (report,) = (report for report in convert(stock, fused) if report.fused)
     assert report.counts() == {rule: 1}
-    left = counts(fused)
+    left = saved_op_counts(fused)
     assert not left.keys() & {"BitwiseAnd", "RightShift", "SelectV2"} and left[OP] == 1
     loaded = tf.saved_model.load(fused)
     assert_same(loaded.serve(x), layer(x))
