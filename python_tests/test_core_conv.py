@@ -14,7 +14,20 @@ from tf_fused_ops import _core
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 3e-6, "float64": 1e-13}
 # batch, in_size, in_c, out_c, kernel, strides, dilations, pads (top, left, bottom, right), groups
 # if there are several
+# Columns at the image's edges have tiles of their own: at both edges or one, of taps side by side
+# or apart, of several bands and panels.
+EDGE_CASES = [
+    (4, (15, 17), 9, 33, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    (17, (19, 22), 16, 40, (5, 5), (1, 1), (1, 1), (2, 2, 2, 2)),
+    (16, (28, 26), 12, 20, (3, 3), (2, 2), (1, 1), (1, 0, 1, 1)),
+    (20, (16, 22), 16, 40, (3, 3), (1, 1), (2, 2), (2, 2, 2, 2)),
+    (16, (20, 15), 16, 33, (3, 4), (1, 1), (1, 1), (1, 3, 1, 0)),
+    (16, (14, 14), 17, 100, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+]
 CASES = [
+    *EDGE_CASES,
+    # The same with more of such columns than have tiles of their own.
+    (2, (17, 19), 12, 40, (3, 11), (1, 1), (1, 1), (1, 5, 1, 5)),
     (2, (5, 7), 3, 17, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     (1, (1, 1), 31, 33, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     (2, (9, 30), 17, 1, (3, 2), (2, 3), (1, 1), (1, 0, 1, 1)),
@@ -274,6 +287,31 @@ def test_matches_float64(parameters, dtype, core_isa):
     actual = _core.conv_gradient(case.shape(), case.dy, case.input, case.filters)
     for a, e in zip(actual, gradients, strict=True):
         _assert_close(a, e, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("parameters", EDGE_CASES, ids=str)
+@pytest.mark.parametrize("tap", [0, -1])
+def test_taps_beyond_the_edges_are_left_out(tap, parameters, core_isa):
+    """What is infinite there reaches nothing that does not meet it, not even as zero times it."""
+    if core_isa == "amx":
+        pytest.skip("its tiles are too large to leave out columns")
+    case = Case(parameters)
+    shape, x, filters, dy = case.shape(), case.input, case.filters.copy(), case.dy.copy()
+    y, _ = _core.conv_forward(shape, x, filters, case.bias, case.side)
+    dx, dw, *_ = _core.conv_gradient(shape, dy, x, filters)
+    offset = range(filters.shape[1])[tap] * case.dilations[1] - case.pads[2][0]
+    columns = np.arange(case.out_size[1]) * case.strides[1] + offset  # of x, as the tap sees it
+    beyond = (columns < 0) | (columns >= x.shape[2])
+    others = np.isin(np.arange(x.shape[2]), columns, invert=True)
+
+    dy[:, :, beyond] = np.inf
+    _, at_edges, *_ = _core.conv_gradient(shape, dy, x, filters)
+    np.testing.assert_array_equal(at_edges[:, tap], dw[:, tap])
+    filters[:, tap] = np.inf
+    at_edges, _ = _core.conv_forward(shape, x, filters, case.bias, case.side)
+    np.testing.assert_array_equal(at_edges[:, :, beyond], y[:, :, beyond])
+    at_edges, *_ = _core.conv_gradient(shape, case.dy, x, filters)
+    np.testing.assert_array_equal(at_edges[:, :, others], dx[:, :, others])
 
 
 def test_filters_that_no_cache_holds(core_isa):

@@ -17,6 +17,7 @@ struct Place {
   // Those rows that belong to it, the others lie between its lines.
   RowRun runs[kTileRows<E>];
   int num_runs;
+  const EdgeColumn* edge;    // the column that it goes down; null: it does not
   std::int64_t first, last;  // the segments inside the image
 
   TFO_INLINE bool Empty() const { return first >= last; }
@@ -28,12 +29,14 @@ class BandTiles {
   using E = Operand<T>;
 
   BandTiles(const CorrelationPlan<T>& p, const Correlation<T>& c,
-            const Depth& depth, const Band& band)
+            const Depth& depth, const EdgeColumns& edges, const Band& band)
       : x_(c.x),
         map_(c.epilogue.map),
         depth_(depth),
+        edges_(edges),
         band_(band),
-        width_(p.flat ? p.bands.source_columns : band.columns),
+        inner_(p.edges ? InnerColumns(c.x) : Range{0, band.columns}),
+        width_(p.flat ? p.bands.source_columns : inner_.end - inner_.begin),
         line_(c.x.stride_h * p.row_pitch),
         pixel_(c.x.stride_w * p.pitch),
         image_(p.image_pitch),
@@ -43,23 +46,26 @@ class BandTiles {
                : p.joined || p.flat
                    ? EvenParts((band.rows - 1) * width_ + band.columns,
                                kTileRows<E>)
-                   : EvenParts(band.columns, kTileRows<E>)),
-        image_tiles_((p.joined || p.flat || p.paired ? 1 : band.rows) *
-                     parts_.count()) {}
+                   : EvenParts(width_, kTileRows<E>)),
+        edge_parts_(band.rows, kTileRows<E>),
+        line_tiles_((p.joined || p.flat || p.paired ? 1 : band.rows) *
+                    parts_.count()),
+        image_tiles_(line_tiles_ + edges.count() * edge_parts_.count()) {}
 
   std::int64_t count() const { return band_.images * image_tiles_; }
 
   Place<E> At(std::int64_t tile) const {
     const std::int64_t image = tile / image_tiles_;
     tile %= image_tiles_;
+    if (tile >= line_tiles_) return OnEdge(image, tile - line_tiles_);
     const std::int64_t part = tile % parts_.count();
     const std::int64_t begin = parts_.Begin(part) * of_part_;
     const std::int64_t i = tile / parts_.count() + begin / width_;
-    const std::int64_t j = begin % width_;
+    const std::int64_t j = inner_.begin + begin % width_;
     Place<E> to;
     to.from = image * image_ + i * line_ + j * pixel_;
     to.rows = static_cast<int>(parts_.Size(part) * of_part_);
-    std::int64_t last_i = i, next_j = j, offset = 0;
+    std::int64_t last_i = i, next_j = begin % width_, offset = 0;
     for (int row = 0; row < to.rows; ++row, ++next_j, offset += pixel_) {
       if (next_j == width_) {
         next_j = 0;
@@ -70,12 +76,31 @@ class BandTiles {
     }
     to.at = map_.Offset(band_.n + image, band_.i + i, band_.j + j);
     FindRuns(image, i, j, &to);
+    to.edge = nullptr;
     to.first = Inside(last_i).begin * depth_.per_tap_row;
     to.last = Inside(i).end * depth_.per_tap_row;
     return to;
   }
 
  private:
+  // The tile's pixels lie below each other.
+  Place<E> OnEdge(std::int64_t image, std::int64_t tile) const {
+    const EdgeColumn& edge = edges_[tile / edge_parts_.count()];
+    const std::int64_t part = tile % edge_parts_.count();
+    const std::int64_t i = edge_parts_.Begin(part), j = edge.column;
+    Place<E> to;
+    to.from = image * image_ + i * line_ + j * pixel_;
+    to.rows = static_cast<int>(edge_parts_.Size(part));
+    for (int row = 0; row < to.rows; ++row) to.row_offset[row] = row * line_;
+    to.at = map_.Offset(band_.n + image, band_.i + i, j);
+    to.num_runs = 1;
+    to.runs[0] = {0, to.rows, 0};
+    to.edge = &edge;
+    to.first = Inside(i + to.rows - 1).begin * edge.per_tap_row;
+    to.last = Inside(i).end * edge.per_tap_row;
+    return to;
+  }
+
   // The rows of the output among those of a tile that begins at (i, j).
   void FindRuns(std::int64_t image, std::int64_t i, std::int64_t j,
                 Place<E>* to) const {
@@ -105,13 +130,15 @@ class BandTiles {
   const Windows<T>& x_;
   const AddressMap& map_;
   const Depth& depth_;
+  const EdgeColumns& edges_;
   const Band& band_;
-  const std::int64_t width_;  // pixels of a line, as tiles see it
+  const Range inner_;         // the columns whose tiles go along the lines
+  const std::int64_t width_;  // pixels of a line, as these see it
   const std::int64_t line_, pixel_, image_;
   const bool apart_;  // whether a tile's lines lie apart in the output
   const std::int64_t of_part_;  // a tile's part is of lines, or of pixels
-  const EvenParts parts_;
-  const std::int64_t image_tiles_;
+  const EvenParts parts_, edge_parts_;
+  const std::int64_t line_tiles_, image_tiles_;
 };
 
 }  // namespace

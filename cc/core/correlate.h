@@ -28,9 +28,13 @@ class CorrelationWork {
         epilogue_.ShouldStream(x.batch * x.grid_h * x.grid_w * c_.out_channels);
     if (!epilogue_.PrepareForTile(c_.out_channels, scratch) ||
         !CutDepth(x.taps, x.TapDepth(), p_.pitch, p_.row_pitch, scratch,
-                  &depth_)) {
+                  &depth_) ||
+        (p_.edges &&
+         !edges_.Prepare(x, p_.pitch, p_.row_pitch, kColumns, scratch))) {
       return false;
     }
+    down_ = epilogue_;
+    down_.map.w = epilogue_.map.h;
     num_rows_ = depth_.begin[depth_.count];
     own_ = scratch.Allocate<E>(p_.WorkerOperands() * parallel.num_workers);
     own_sums_ = scratch.Allocate<A>(p_.WorkerSums() * parallel.num_workers);
@@ -102,7 +106,7 @@ class CorrelationWork {
                        Min(p_.panels, (group + 1) * p_.panels_per_task)};
     E* const own = own_ + worker * p_.WorkerOperands();
     A* const sums = own_sums_ + worker * p_.WorkerSums();
-    const BandTiles<T> tiles(p_, c_, depth_, band);
+    const BandTiles<T> tiles(p_, c_, depth_, edges_, band);
     PrefetchList prefetch;
     Task task{SourceOf(band, own), sums + p_.SumsSize(),
               c_.moments == nullptr
@@ -251,13 +255,17 @@ class CorrelationWork {
     const int num_columns = static_cast<int>(Min(columns, kColumns));
     if (starts && finishes) sums = task->finished;
     PrefetchList& prefetch = task->prefetch;
+    const bool down = to.edge != nullptr;
+    const Epilogue<T>& epilogue = down ? down_ : epilogue_;
     TileOperands<E> tile{
         task->from + to.from,
         to.row_offset,
         1,
-        depth_.segments + first,
+        (down ? to.edge->segments : depth_.segments) + first,
         last - first,
-        b + (depth_.begin[first] - depth_.begin[filters.begin]) * kColumns,
+        down ? b
+             : b + (depth_.begin[first] - depth_.begin[filters.begin]) *
+                       kColumns,
         kColumns,
         starts ? nullptr : sums,
         kColumns,
@@ -270,19 +278,20 @@ class CorrelationWork {
     tile.b_goes_on = !p_.late;
     tile.runs = to.runs;
     tile.num_runs = to.num_runs;
+    if (down) tile.b_offset = to.edge->filters + first;
     prefetch.Clear();
     bool in_tile = false;
     if (finishes) {
-      in_tile = epilogue_.LeaveToTile(to.at, channel, num_columns, &tile);
+      in_tile = epilogue.LeaveToTile(to.at, channel, num_columns, &tile);
       if (in_tile && starts) {
-        tile.JoinPanels(epilogue_.ColumnsFrom(channel, columns),
+        tile.JoinPanels(epilogue.ColumnsFrom(channel, columns),
                         filters.panel_stride);
       }
       if (task->moments != nullptr) tile.moments = task->moments + panels.begin;
       for (int run = 0; run < to.num_runs; ++run) {
-        epilogue_.Prefetch(to.at + to.runs[run].offset, channel,
-                           to.runs[run].count,
-                           Min(columns, tile.num_panels * kColumns), &prefetch);
+        epilogue.Prefetch(to.at + to.runs[run].offset, channel,
+                          to.runs[run].count,
+                          Min(columns, tile.num_panels * kColumns), &prefetch);
       }
     }
     task->lookahead.Advance(tile.num_panels, &prefetch);
@@ -290,7 +299,7 @@ class CorrelationWork {
     if (!finishes || in_tile) return tile.num_panels;
     for (int run = 0; run < to.num_runs; ++run) {
       const RowRun& r = to.runs[run];
-      WriteTile(epilogue_, to.at + r.offset, channel, sums + r.first * kColumns,
+      WriteTile(epilogue, to.at + r.offset, channel, sums + r.first * kColumns,
                 r.count, num_columns);
     }
     return 1;
@@ -299,7 +308,9 @@ class CorrelationWork {
   const Correlation<T>& c_;
   const CorrelationPlan<T> p_;
   Epilogue<T> epilogue_;
+  Epilogue<T> down_;  // of pixels below each other
   Depth depth_;
+  EdgeColumns edges_;
   std::int64_t num_rows_ = 0;  // of filters
   // Of each worker, see CorrelationPlan.
   E* own_ = nullptr;

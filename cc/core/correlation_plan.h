@@ -3,6 +3,7 @@
 #ifndef TFO_CC_CORE_CORRELATION_PLAN_H_
 #define TFO_CC_CORE_CORRELATION_PLAN_H_
 
+#include "cc/core/edge_columns.h"
 #include "cc/core/epilogue.h"
 #include "cc/core/pack.h"
 #include "cc/core/windows.h"
@@ -94,6 +95,7 @@ struct CorrelationPlan {
   bool joined;    // tiles go on from one line of the grid to the next
   bool flat;      // and take what is gathered between them for pixels, too
   bool paired;    // tiles are of two lines
+  bool edges;     // edge columns have tiles of their own
   std::int64_t pitch, row_pitch, image_pitch;
   Bands bands;
   std::int64_t num_bands;  // of all images
@@ -204,6 +206,7 @@ CorrelationPlan<T> Plan(const Correlation<T>& c, std::int64_t num_workers) {
       CeilDiv(p.panels, Min(p.panels, CeilDiv(wanted, p.num_bands)));
   constexpr std::int64_t kPanelsOperands =
       kPanelsBytes / kOperandBytes<Operand<T>>;
+  p.late = p.together && c.packed == nullptr && p.Tiles() <= kFewTiles;
   p.joined = kRowsAnywhere && p.bands.across == 1 &&
              c.epilogue.map.h == x.grid_w * c.epilogue.map.w;
   // Rows of large tiles must lie equally far apart in each half, as those of a
@@ -219,7 +222,9 @@ CorrelationPlan<T> Plan(const Correlation<T>& c, std::int64_t num_workers) {
       CeilDiv((p.bands.rows - 1) * p.bands.source_columns + p.bands.columns,
               kHalf) < of_lines;
   p.paired = p.paired && !p.flat;
-  p.late = p.together && c.packed == nullptr && p.Tiles() <= kFewTiles;
+  p.edges = !large && !p.late && c.epilogue.map.c == 1 &&
+            EdgeColumnsPay(x, p.bands, p.joined);
+  p.joined = p.joined && !p.edges;
   if (p.late) {
     const std::int64_t least =
         Max(Min(p.panels / kFewestTasks, kLeastTogether), 1);

@@ -35,8 +35,8 @@ TFO_INLINE bool CutDepth(const TapList& taps, std::int64_t channels,
   depth->begin = scratch.Allocate<std::int64_t>(most + 1);
   if (whole == nullptr || depth->segments == nullptr || depth->begin == nullptr)
     return false;
-  const std::int64_t count =
-      BuildSegments(taps, channels, pitch, row_pitch, whole);
+  const std::int64_t count = BuildSegments(taps, {0, taps.PerRow()}, channels,
+                                           pitch, row_pitch, whole);
   depth->begin[0] = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     const EvenParts parts(whole[i].length, depth->most);

@@ -45,11 +45,12 @@ class FilterGradientWork {
     const int workers = parallel.num_workers;
     runs_ = scratch.Allocate<Segment>(g_.x.taps.count + 1);
     lines_ = scratch.Allocate<Segment>(num_lines_ * workers);
+    dz_lines_ = scratch.Allocate<std::int64_t>(num_lines_ * workers);
     sums_ = scratch.Allocate<A>(p_.slices * p_.panels * p_.PanelSize<A>());
     x_ = scratch.Allocate<E>(kPlanes<E> * x_size_ * workers);
     dx_tile_ = scratch.Allocate<A>(dense_.kTileSize * workers);
-    if (runs_ == nullptr || lines_ == nullptr || sums_ == nullptr ||
-        x_ == nullptr || dx_tile_ == nullptr ||
+    if (runs_ == nullptr || lines_ == nullptr || dz_lines_ == nullptr ||
+        sums_ == nullptr || x_ == nullptr || dx_tile_ == nullptr ||
         !dz_.Allocate(g_.input_gradient != nullptr ? &dense_ : nullptr, workers,
                       scratch)) {
       return false;
@@ -112,12 +113,16 @@ class FilterGradientWork {
 
   std::int64_t BuildRuns() {
     const TapList& taps = g_.x.taps;
-    if (!p_.transposed)
-      return BuildSegments(taps, p_.block, p_.pitch, p_.row_pitch, runs_);
+    if (!p_.transposed && !p_.taps_apart) {
+      return BuildSegments(taps, {0, taps.PerRow()}, p_.block, p_.pitch,
+                           p_.row_pitch, runs_);
+    }
+    const std::int64_t pitch = p_.transposed ? 1 : p_.pitch;
     for (std::int64_t t = 0; t < taps.count; ++t) {
       const Tap& tap = taps.taps[t];
-      runs_[t] = {(tap.h - taps.min_h) * p_.line + tap.w - taps.min_w,
-                  p_.block};
+      runs_[t] = {
+          (tap.h - taps.min_h) * p_.row_pitch + (tap.w - taps.min_w) * pitch,
+          p_.block};
     }
     return taps.count;
   }
@@ -141,14 +146,6 @@ class FilterGradientWork {
       }
     }
     if (p_.rows == 0) return;
-    Segment* const lines = lines_ + worker * num_lines_;
-    for (std::int64_t i = 0; !p_.transposed && i < band.rows; ++i) {
-      for (std::int64_t m = 0; m < band.images; ++m) {
-        lines[i * band.images + m] = {
-            m * p_.image_pitch + i * g_.x.stride_h * p_.row_pitch,
-            NumOperands<E>(band.columns)};
-      }
-    }
     Lookahead<T> next_dz = GradientAfter(band, panels);
     for (std::int64_t c = inputs.begin; c < inputs.end; c += p_.block) {
       const Block block =
@@ -158,9 +155,9 @@ class FilterGradientWork {
           p_.by_rows || kTransposesRows<E> ? panels.end : 1;
       for (std::int64_t panel = panels.begin; panel < panels.end;
            panel += together)
-        AddProducts(band, lines, {panel, Min(panel + together, panels.end)},
-                    block, dz + (panel - panels.begin) * dz_.panel_size(), sums,
-                    &next_x, &next_dz);
+        AddProducts(band, {panel, Min(panel + together, panels.end)}, block,
+                    dz + (panel - panels.begin) * dz_.panel_size(), sums,
+                    worker, &next_x, &next_dz);
     }
     if (p_.streamed) FlushStores();
   }
@@ -279,21 +276,37 @@ class FilterGradientWork {
     const E* dz;
     const Segment* lines;
     std::int64_t num_lines;
+    const std::int64_t* dz_lines;  // where those of dz begin; null: together
   };
 
   Pixels PixelsUnder(std::int64_t run, const Band& band, const Block& block,
-                     const E* dz, Segment* lines,
-                     std::int64_t* b_offset) const {
+                     const E* dz, int worker) const {
     const TapList& taps = g_.x.taps;
     const std::int64_t runs_per_row = num_runs_ / Max(taps.rows, 1);
+    Segment* const lines = lines_ + worker * num_lines_;
+    std::int64_t* const dz_lines = dz_lines_ + worker * num_lines_;
     // Pixels whose tap lies beyond the image add nothing.
     const Range inside = Inside(band.h + run / runs_per_row * taps.RowStep(),
                                 g_.x.stride_h, band.rows, g_.x.height);
     if (!p_.transposed) {
-      const std::int64_t first = inside.begin * band.images;
-      return {block.x + runs_[run].offset, 1,
-              dz + first * NumOperands<E>(band.columns) * kColumns,
-              lines + first, (inside.end - inside.begin) * band.images};
+      const std::int64_t length = NumOperands<E>(band.columns);
+      const Range columns = p_.taps_apart
+                                ? OperandsInside(g_.x, run % runs_per_row, band)
+                                : Range{0, length};
+      std::int64_t count = 0;
+      for (std::int64_t i = inside.begin; i < inside.end; ++i) {
+        for (std::int64_t m = 0; m < band.images; ++m, ++count) {
+          lines[count] = {m * p_.image_pitch +
+                              i * g_.x.stride_h * p_.row_pitch +
+                              columns.begin * p_.k_stride,
+                          columns.end - columns.begin};
+          dz_lines[count] =
+              ((i * band.images + m) * length + columns.begin) * kColumns;
+        }
+      }
+      const E* const x = block.x + runs_[run].offset;
+      if (p_.taps_apart) return {x, 1, dz, lines, count, dz_lines};
+      return {x, 1, count > 0 ? dz + dz_lines[0] : dz, lines, count, nullptr};
     }
     // Whole steps of a tile, of x from cache lines on; what they have too much
     // adds nothing.
@@ -306,14 +319,15 @@ class FilterGradientWork {
         CeilDiv(shift + last + inside.end * p_.line, kStep) * kStep;
     const std::int64_t pixel = p_.dz_front + begin - shift;
     *lines = {begin / kPair, (end - begin) / kPair};
-    *b_offset = pixel / kPair * kColumns + pixel % kPair * dz_.parity_size();
-    return {block.x, p_.pitch / kPair, dz, lines, inside.begin < inside.end};
+    *dz_lines = pixel / kPair * kColumns + pixel % kPair * dz_.parity_size();
+    return {block.x, p_.pitch / kPair,          dz,
+            lines,   inside.begin < inside.end, dz_lines};
   }
 
   // Adds the products of a block of x and some panels of dz.
-  void AddProducts(const Band& band, Segment* lines, const Range& panels,
-                   const Block& block, const E* dz, A* sums,
-                   Lookahead<T>* next_x, Lookahead<T>* next_dz) {
+  void AddProducts(const Band& band, const Range& panels, const Block& block,
+                   const E* dz, A* sums, int worker, Lookahead<T>* next_x,
+                   Lookahead<T>* next_dz) {
     const TapList& taps = g_.x.taps;
     const bool whole = p_.block == s_.in_c;
     PrefetchList prefetch;
@@ -334,11 +348,10 @@ class FilterGradientWork {
     for (std::int64_t run = 0; run < num_runs_; ++run) {
       const std::int64_t length = whole ? runs_[run].length : block.count;
       const EvenParts parts(length, kTileRows<E>);
-      std::int64_t b_offset = 0;
-      const Pixels pixels = PixelsUnder(run, band, block, dz, lines, &b_offset);
+      const Pixels pixels = PixelsUnder(run, band, block, dz, worker);
       tile.segments = pixels.lines;
       tile.num_segments = pixels.num_lines;
-      if (p_.transposed) tile.b_offset = &b_offset;
+      tile.b_offset = pixels.dz_lines;
       const std::int64_t out =
           taps.taps[first_row / s_.in_c].filter * map_.matrix +
           first_row % s_.in_c * map_.row;
@@ -436,9 +449,9 @@ class FilterGradientWork {
   // neighbouring taps.
   Segment* runs_;
   std::int64_t num_runs_;
-  // Of each worker: the lines of a band under the first tap, in the order of
-  // dz.
+  // Of each worker: the lines of a band that a run meets, in the order of dz.
   Segment* lines_;
+  std::int64_t* dz_lines_;
   std::int64_t num_lines_;
   A* sums_;
   GradientPanels<T> dz_;

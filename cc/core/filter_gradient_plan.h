@@ -72,6 +72,7 @@ struct FilterGradientPlan {
   // all of them: products begin where x does at a cache line, under whatever
   // tap. So dz also comes as pairs that begin at odd pixels.
   bool transposed;
+  bool taps_apart;  // each tap leaves out the pixels that it does not meet
   std::int64_t line, dz_image, dz_front, dz_back;
   std::int64_t parities;
   std::int64_t pitch, row_pitch;
@@ -130,6 +131,32 @@ TFO_INLINE std::int64_t SharedPadding(std::int64_t first, std::int64_t length,
                                       std::int64_t size, std::int64_t of_dz) {
   const std::int64_t behind = first + length - size;
   return Max(Min(Min(-first, behind), length - of_dz), 0);
+}
+
+// The operands of a band's lines that meet the image under a tap of each row.
+template <class T>
+Range OperandsInside(const Windows<T>& x, std::int64_t tap, const Band& band) {
+  return Inside(band.w + tap * x.taps.ColumnStep(), x.stride_w, band.columns,
+                x.width);
+}
+
+// Whether products of `block` channels that lie `pitch` apart take less time
+// when each tap leaves out what it does not meet; where pixels touch, they have
+// tiles for all taps of a row at once otherwise.
+template <class T>
+bool TapsPayApart(const Windows<T>& x, const Bands& bands, std::int64_t block,
+                  std::int64_t pitch) {
+  using E = Operand<T>;
+  const Band band(x, bands, 0);
+  const std::int64_t taps = x.taps.PerRow();
+  std::int64_t apart = 0;
+  for (std::int64_t tap = 0; tap < taps; ++tap) {
+    const Range inside = OperandsInside(x, tap, band);
+    apart += StepTime<E>(block) * (inside.end - inside.begin);
+  }
+  const std::int64_t together =
+      pitch == block ? StepTime<E>(block * taps) : taps * StepTime<E>(block);
+  return apart < together * band.columns;
 }
 
 // Cuts x into blocks of so many channels, bands and slices.
@@ -235,6 +262,8 @@ FilterGradientPlan PlanFilterGradient(const FilterGradient<T>& g,
     p.num_bands = p.bands.Count(s.batch);
   }
   p.image_pitch = p.direct ? g.x.map.batch : image_size;
+  p.taps_apart = kElements<Operand<T>> == 1 &&
+                 TapsPayApart(g.x, p.bands, p.block, p.pitch);
   p.dz_image = p.bands.rows * p.line;
   p.dz_front = 0;
   p.dz_back = 0;

@@ -63,6 +63,15 @@ constexpr int kTileColumns = kTileVectors * kLanes<A>;
 // convolutions of up to 512 channels, beside a call for each).
 constexpr int kPanelsPerCall = 4;
 
+// What a step of as few tiles as hold `rows` takes, in fourths of a row's time:
+// each tile half a row's more, and no less than four rows', since it waits for
+// its row of b then.
+template <class E>
+TFO_INLINE std::int64_t StepTime(std::int64_t rows) {
+  const std::int64_t tiles = CeilDiv(rows, kTileRows<E>);
+  return Max(4 * rows, 16 * tiles) + 2 * tiles;
+}
+
 // Cache lines that will be needed after this tile. They are asked for one at a
 // time while it is computed, so that memory works while the arithmetic does; a
 // burst of requests would stall both.

@@ -39,6 +39,9 @@ struct TapList {
   TFO_INLINE std::int64_t RowStep() const {
     return rows > 1 ? (max_h - min_h) / (rows - 1) : 1;
   }
+  TFO_INLINE std::int64_t ColumnStep() const {
+    return PerRow() > 1 ? (max_w - min_w) / (PerRow() - 1) : 1;
+  }
 };
 
 struct Range {
@@ -97,19 +100,21 @@ TFO_INLINE void InputGradientTaps(const ConvShape& s, std::int64_t phase_h,
 }
 
 // Segments over a source whose pixels are `pitch` and whose rows are
-// `row_pitch` apart, relative to pixel (min_h, min_w). Neighbouring taps of a
-// row become one segment where their channels touch; every row has equally
-// many.
-TFO_INLINE std::int64_t BuildSegments(const TapList& list,
+// `row_pitch` apart, relative to pixel (min_h, min_w), of taps `inside` each
+// row. Neighbouring taps of a row become one segment where their channels
+// touch; every row has equally many.
+TFO_INLINE std::int64_t BuildSegments(const TapList& list, const Range& inside,
                                       std::int64_t channels, std::int64_t pitch,
                                       std::int64_t row_pitch,
                                       Segment* segments) {
   std::int64_t count = 0;
   for (std::int64_t t = 0; t < list.count; ++t) {
+    const std::int64_t column = t % list.PerRow();
+    if (column < inside.begin || column >= inside.end) continue;
     const Tap& tap = list.taps[t];
     const std::int64_t offset =
         (tap.h - list.min_h) * row_pitch + (tap.w - list.min_w) * pitch;
-    if (t % list.PerRow() > 0 &&
+    if (column > inside.begin &&
         segments[count - 1].offset + segments[count - 1].length == offset) {
       segments[count - 1].length += channels;
     } else {
