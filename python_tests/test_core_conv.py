@@ -26,8 +26,9 @@ EDGE_CASES = [
 ]
 CASES = [
     *EDGE_CASES,
-    # The same with more of such columns than have tiles of their own.
+    # The same with more of such columns than have tiles of their own, and with no input channels.
     (2, (17, 19), 12, 40, (3, 11), (1, 1), (1, 1), (1, 5, 1, 5)),
+    (2, (14, 14), 0, 40, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     (2, (5, 7), 3, 17, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     (1, (1, 1), 31, 33, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     (2, (9, 30), 17, 1, (3, 2), (2, 3), (1, 1), (1, 0, 1, 1)),

@@ -112,6 +112,27 @@ def test_contractions_are_made_of_the_instructions_of_their_set(isa, instruction
         assert instruction in listed.stdout, path
 
 
+@pytest.mark.skipif(not shutil.which("nm"), reason="needs nm")
+@pytest.mark.parametrize("isa", ["avx512_bf16", "amx"])
+def test_types_that_a_set_adds_nothing_for_are_left_to_another(isa):
+    kernels = {
+        "attention_forward": ["AttentionForward"],
+        "attention_gradient": ["AttentionGradient"],
+        "conv_gradient": ["ConvGradient"],
+        "correlations": ["ConvForward", "ConvPackFilters", "ConvTranspose", "ConvInputGradient"],
+        "recurrent": ["RecurrentForward", "RecurrentGradient"],
+    }
+    objects = _isa_objects()
+    if isa not in objects:
+        pytest.skip(f"the compiler does not know {isa}, or the processor is another")
+    for kernel, functions in kernels.items():
+        (path, *_) = (path for path in objects[isa] if path.name == f"{kernel}_isa.cc.o")
+        listed = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True)
+        for function in functions:
+            assert f" U tfo::avx512::{function}(" in listed.stdout, path
+        assert "<double>" not in listed.stdout, path
+
+
 @pytest.mark.skipif(not shutil.which("objdump"), reason="needs objdump")
 def test_integers_are_multiplied_by_the_instructions_for_them():
     objects = _isa_objects()

@@ -3,6 +3,12 @@
 // nothing of are not read.
 #include "cc/core/attention_few_queries.h"
 
+namespace tfo::TFO_SHARED_ISA {
+
+AttentionForwardFunction AttentionForward;
+
+}  // namespace tfo::TFO_SHARED_ISA
+
 namespace tfo::TFO_ISA {
 namespace {
 
@@ -287,12 +293,16 @@ AttentionForwardFunction AttentionForward;
 
 bool AttentionForward(const AttentionArgs& args, const Parallel& parallel,
                       const Scratch& scratch) {
-  return WithStorage(args.shape.dtype, [&](auto storage) {
+  const auto own = [&](auto storage) {
     AttentionForwardWork<typename decltype(storage)::type> work(args);
     if (!work.Prepare(parallel, scratch)) return false;
     work.Run(parallel);
     return true;
-  });
+  };
+  const auto shared = [&] {
+    return TFO_SHARED_ISA::AttentionForward(args, parallel, scratch);
+  };
+  return WithStorage(args.shape.dtype, UnlessShared(own, shared));
 }
 
 }  // namespace tfo::TFO_ISA

@@ -10,6 +10,12 @@
 // that dy is multiplied by.
 #include "cc/core/attention_few_queries.h"
 
+namespace tfo::TFO_SHARED_ISA {
+
+AttentionGradientFunction AttentionGradient;
+
+}  // namespace tfo::TFO_SHARED_ISA
+
 namespace tfo::TFO_ISA {
 namespace {
 
@@ -372,12 +378,16 @@ AttentionGradientFunction AttentionGradient;
 
 bool AttentionGradient(const AttentionGradientArgs& args,
                        const Parallel& parallel, const Scratch& scratch) {
-  return WithStorage(args.forward.shape.dtype, [&](auto storage) {
+  const auto own = [&](auto storage) {
     AttentionGradientWork<typename decltype(storage)::type> work(args);
     if (!work.Prepare(parallel, scratch)) return false;
     work.Run(parallel);
     return true;
-  });
+  };
+  const auto shared = [&] {
+    return TFO_SHARED_ISA::AttentionGradient(args, parallel, scratch);
+  };
+  return WithStorage(args.forward.shape.dtype, UnlessShared(own, shared));
 }
 
 }  // namespace tfo::TFO_ISA

@@ -5,6 +5,12 @@
 #include "cc/core/storage.h"
 #include "cc/core/winograd_filter_gradient.h"
 
+namespace tfo::TFO_SHARED_ISA {
+
+ConvGradientFunction ConvGradient;
+
+}  // namespace tfo::TFO_SHARED_ISA
+
 namespace tfo::TFO_ISA {
 
 // In correlations_isa.cc. The input gradient, of one group or of all that are
@@ -141,9 +147,13 @@ bool Gradient(const ConvGradientArgs& args, const Parallel& parallel,
 
 bool ConvGradient(const ConvGradientArgs& args, const Parallel& parallel,
                   const Scratch& scratch) {
-  return WithStorage(args.dtype, [&](auto storage) {
+  const auto own = [&](auto storage) {
     return Gradient<typename decltype(storage)::type>(args, parallel, scratch);
-  });
+  };
+  const auto shared = [&] {
+    return TFO_SHARED_ISA::ConvGradient(args, parallel, scratch);
+  };
+  return WithStorage(args.dtype, UnlessShared(own, shared));
 }
 
 }  // namespace tfo::TFO_ISA

@@ -12,6 +12,15 @@
 #include "cc/core/storage.h"
 #include "cc/core/winograd.h"
 
+namespace tfo::TFO_SHARED_ISA {
+
+ConvPackedBytesFunction ConvPackedBytes;
+ConvPackFiltersFunction ConvPackFilters;
+ConvForwardFunction ConvForward, ConvTranspose;
+ConvGradientFunction ConvInputGradient, ConvFilterGradientOfFewColumns;
+
+}  // namespace tfo::TFO_SHARED_ISA
+
 namespace tfo::TFO_ISA {
 
 BatchNormMomentsFunction BatchNormMoments;
@@ -263,49 +272,74 @@ bool Transposed(const ConvForwardArgs& args, const Parallel& parallel,
 
 std::int64_t ConvPackedBytes(const ConvForwardArgs& args,
                              const Scratch& scratch) {
-  return WithStorage(args.dtype, [&](auto storage) {
+  const auto own = [&](auto storage) {
     return PackedBytes<typename decltype(storage)::type>(args, scratch);
-  });
+  };
+  const auto shared = [&] {
+    return TFO_SHARED_ISA::ConvPackedBytes(args, scratch);
+  };
+  return WithStorage(args.dtype, UnlessShared(own, shared));
 }
 
 bool ConvPackFilters(const ConvForwardArgs& args, const Parallel& parallel,
                      const Scratch& scratch, void* packed) {
-  return WithStorage(args.dtype, [&](auto storage) {
+  const auto own = [&](auto storage) {
     return Pack<typename decltype(storage)::type>(args, parallel, scratch,
                                                   packed);
-  });
+  };
+  const auto shared = [&] {
+    return TFO_SHARED_ISA::ConvPackFilters(args, parallel, scratch, packed);
+  };
+  return WithStorage(args.dtype, UnlessShared(own, shared));
 }
 
 bool ConvForward(const ConvForwardArgs& args, const Parallel& parallel,
                  const Scratch& scratch) {
-  return WithStorage(args.dtype, [&](auto storage) {
+  const auto own = [&](auto storage) {
     return Forward<typename decltype(storage)::type>(args, parallel, scratch);
-  });
+  };
+  const auto shared = [&] {
+    return TFO_SHARED_ISA::ConvForward(args, parallel, scratch);
+  };
+  return WithStorage(args.dtype, UnlessShared(own, shared));
 }
 
 bool ConvInputGradient(const ConvGradientArgs& args, const Parallel& parallel,
                        const Scratch& scratch) {
-  return WithStorage(args.dtype, [&](auto storage) {
+  const auto own = [&](auto storage) {
     return InputGradient<typename decltype(storage)::type>(args, parallel,
                                                            scratch);
-  });
+  };
+  const auto shared = [&] {
+    return TFO_SHARED_ISA::ConvInputGradient(args, parallel, scratch);
+  };
+  return WithStorage(args.dtype, UnlessShared(own, shared));
 }
 
 bool ConvFilterGradientOfFewColumns(const ConvGradientArgs& args,
                                     const Parallel& parallel,
                                     const Scratch& scratch) {
-  return WithStorage(args.dtype, [&](auto storage) {
+  const auto own = [&](auto storage) {
     return FilterGradientOfFewColumns<typename decltype(storage)::type>(
         args, parallel, scratch);
-  });
+  };
+  const auto shared = [&] {
+    return TFO_SHARED_ISA::ConvFilterGradientOfFewColumns(args, parallel,
+                                                          scratch);
+  };
+  return WithStorage(args.dtype, UnlessShared(own, shared));
 }
 
 bool ConvTranspose(const ConvForwardArgs& args, const Parallel& parallel,
                    const Scratch& scratch) {
-  return WithStorage(args.dtype, [&](auto storage) {
+  const auto own = [&](auto storage) {
     return Transposed<typename decltype(storage)::type>(args, parallel,
                                                         scratch);
-  });
+  };
+  const auto shared = [&] {
+    return TFO_SHARED_ISA::ConvTranspose(args, parallel, scratch);
+  };
+  return WithStorage(args.dtype, UnlessShared(own, shared));
 }
 
 }  // namespace tfo::TFO_ISA

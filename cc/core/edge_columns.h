@@ -46,7 +46,10 @@ template <class T>
 bool EdgeColumnsPay(const Windows<T>& x, const Bands& bands, bool joined) {
   const Range inner = InnerColumns(x);
   const std::int64_t edges = x.grid_w - (inner.end - inner.begin);
-  if (bands.across != 1 || edges == 0 || edges > kMostEdgeColumns) return false;
+  if (bands.across != 1 || edges == 0 || edges > kMostEdgeColumns ||
+      x.channels == 0) {
+    return false;
+  }
   using E = Operand<T>;
   std::int64_t apart =
       bands.rows * StepTime<E>(inner.end - inner.begin) * x.taps.PerRow();

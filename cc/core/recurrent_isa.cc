@@ -5,6 +5,13 @@
 #include "cc/core/recurrent_product.h"
 #include "cc/core/shared_work.h"
 
+namespace tfo::TFO_SHARED_ISA {
+
+RecurrentForwardFunction RecurrentForward;
+RecurrentGradientFunction RecurrentGradient;
+
+}  // namespace tfo::TFO_SHARED_ISA
+
 namespace tfo::TFO_ISA {
 namespace {
 
@@ -350,12 +357,13 @@ class GradientWork : RecurrentWork<T, true, GradientWork<T>> {
   A* dh_ = nullptr;
 };
 
-// Runs Work<T>, made of `args`.
-template <template <class> class Work, class Args>
-bool Run(const Args& args, const Parallel& parallel, const Scratch& scratch) {
+// Runs Work<T>, made of `args`, unless its type has shared() for it.
+template <template <class> class Work, class Args, class Shared>
+bool Run(const Args& args, const Parallel& parallel, const Scratch& scratch,
+         const Shared& shared) {
   const RecurrentShape& s = args.inputs.shape;
   if (s.batch == 0 || s.units == 0) return true;
-  return WithStorage(s.dtype, [&](auto storage) {
+  const auto own = [&](auto storage) {
     Work<typename decltype(storage)::type> work(args);
     if (!work.Prepare(parallel, scratch)) return false;
     switch (s.cell) {
@@ -370,7 +378,8 @@ bool Run(const Args& args, const Parallel& parallel, const Scratch& scratch) {
         break;
     }
     return true;
-  });
+  };
+  return WithStorage(s.dtype, UnlessShared(own, shared));
 }
 
 }  // namespace
@@ -380,12 +389,16 @@ RecurrentGradientFunction RecurrentGradient;
 
 bool RecurrentForward(const RecurrentArgs& args, const Parallel& parallel,
                       const Scratch& scratch) {
-  return Run<ForwardWork>(args, parallel, scratch);
+  return Run<ForwardWork>(args, parallel, scratch, [&] {
+    return TFO_SHARED_ISA::RecurrentForward(args, parallel, scratch);
+  });
 }
 
 bool RecurrentGradient(const RecurrentGradientArgs& args,
                        const Parallel& parallel, const Scratch& scratch) {
-  return Run<GradientWork>(args, parallel, scratch);
+  return Run<GradientWork>(args, parallel, scratch, [&] {
+    return TFO_SHARED_ISA::RecurrentGradient(args, parallel, scratch);
+  });
 }
 
 }  // namespace tfo::TFO_ISA

@@ -7,6 +7,12 @@
 #include "cc/core/storage.h"
 #include "cc/core/weight_only_few_rows.h"
 
+namespace tfo::TFO_SHARED_ISA {
+
+WeightOnlyMatMulFunction WeightOnlyMatMul;
+
+}  // namespace tfo::TFO_SHARED_ISA
+
 namespace tfo::TFO_ISA {
 
 ConvForwardFunction ConvForward;
@@ -98,9 +104,13 @@ bool WithNumbers(DType dtype, const Body& body) {
 bool WeightOnlyMatMul(const WeightOnlyMatMulArgs& args,
                       const Parallel& parallel, const Scratch& scratch) {
   if (args.rows == 0 || args.weights.columns == 0) return true;
-  return WithNumbers(args.dtype, [&](auto storage) {
+  const auto own = [&](auto storage) {
     return Multiply<typename decltype(storage)::type>(args, parallel, scratch);
-  });
+  };
+  const auto shared = [&] {
+    return TFO_SHARED_ISA::WeightOnlyMatMul(args, parallel, scratch);
+  };
+  return WithNumbers(args.dtype, UnlessShared(own, shared));
 }
 
 bool Dequantize(DType dtype, const QuantizedWeights& weights, void* to,
