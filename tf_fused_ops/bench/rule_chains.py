@@ -150,4 +150,7 @@ FAMILIES = {
     "conv2d_batch_norm_v1": _conv_batch_norm(tf.raw_ops.FusedBatchNorm),
     "conv2d_batch_norm_v2": _conv_batch_norm(tf.raw_ops.FusedBatchNormV2),
     "conv2d_given_batch_norm": lambda x, w, *vectors: _given_batch_norm(_conv(x, w), *vectors),
+    "conv1d_given_batch_norm": lambda x, w, *vectors: _given_batch_norm(
+        tf.nn.conv1d(x, w, 1, "SAME"), *vectors
+    ),
 }

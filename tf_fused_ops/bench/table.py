@@ -207,6 +207,13 @@ _RULES = {
     **_both("conv2d_batch_norm_v1", _IMAGES, _FILTERS, *_VECTORS, macs=_CONV_MACS),
     **_both("conv2d_batch_norm_v2", _IMAGES, _FILTERS, *_VECTORS, macs=_CONV_MACS),
     **_both("conv2d_given_batch_norm", _IMAGES, _FILTERS, *_VECTORS, macs=_CONV_MACS),
+    **_both(
+        "conv1d_given_batch_norm",
+        (16, 512, 128),
+        (5, 128, 128),
+        *_VECTORS,
+        macs=16 * 512 * 5 * 128 * 128,
+    ),
     **_rule("group_norm", (8, 32, 32, 320), (320,), (320,), act="silu"),
     **_rule("layer_norm", (16, 128, 768), (768,), (768,), act="none"),
     **_rule("rms_norm", (16, 128, 768), (768,), act="none"),

@@ -115,7 +115,7 @@ class ContractionBiasAct(Rule):
         save = training and self.activation.needs_pre_activation(match.attrs)
         fused = emit(
             self.fused_ops[0],
-            *self._factors(match),
+            *self.factors(match),
             [self.flat_bias(t) for t in self._optional(match, "bias")],
             [self.widen(match, t) for t in self._optional(match, "side_input")],
             *self.further_inputs(match),
@@ -146,7 +146,7 @@ class ContractionBiasAct(Rule):
         found = emit_gradients(
             self.fused_ops[1],
             self.widen(match, dy),
-            *self._factors(match),
+            *self.factors(match),
             list(fused.saved),
             switches={name: name in wanted for name in (*self.contraction, "bias", "side_input")},
             wanted=wanted,
@@ -191,7 +191,8 @@ class ContractionBiasAct(Rule):
         """Returns the op that the side input or the activation follows."""
         return match.node(match.attrs["bias_op"] or self.anchor)
 
-    def _factors(self, match):
+    def factors(self, match):
+        """Returns what the fused op multiplies."""
         return [match.operands[name] for name in self.contraction]
 
     def _optional(self, match, name):

@@ -17,13 +17,12 @@ from tf_fused_ops.remapper.batch_norm import BatchNormAct
 from tf_fused_ops.remapper.contraction import constant_filters, emit_gradients
 from tf_fused_ops.remapper.convolution import Conv2DBiasAct
 from tf_fused_ops.remapper.emission import emit
+from tf_fused_ops.remapper.lines import Conv1DBiasAct
 from tf_fused_ops.remapper.moments import GivenBatchNormAct
-from tf_fused_ops.remapper.padded_convs import PadConv2DBiasAct
+from tf_fused_ops.remapper.padded_convs import PadConv1DBiasAct, PadConv2DBiasAct
 from tf_fused_ops.remapper.rule import AddSideInput, Fused, Rule
 
-# By whether its input is padded by an op of its own.
-_CONVS = {False: Conv2DBiasAct(), True: PadConv2DBiasAct()}
-_CONV = _CONVS[False]
+_CONV = Conv2DBiasAct()
 _BIAS_OPS = ("BiasAdd", "AddV2", "Add")
 _VECTORS = ("scale", "offset", "mean", "variance")
 _ATTRIBUTES = {"epsilon": 1e-3, "exponential_avg_factor": 1.0}
@@ -37,8 +36,14 @@ class _ConvBatchNorm(Rule):
         padded: Whether there is a pad.
         bias_op: The type of the op that adds the bias, None where there is none.
         data_format: The convolution's.
+
+    Attributes:
+        convs: The rules for the convolution, by whether its input is padded by an op of its own.
+        last: The type of the op that the bias follows.
     """
 
+    convs: ClassVar = {False: _CONV, True: PadConv2DBiasAct()}
+    last = "Conv2D"
     operands: ClassVar = _CONV.operands | dict.fromkeys(_VECTORS, (1,))
     differentiable = (*_CONV.differentiable, "scale", "offset")
     optional = ("padded",)
@@ -50,13 +55,13 @@ class _ConvBatchNorm(Rule):
         return defaults | super().default_attrs() | {"padded": False}
 
     def present(self, attrs):
-        names = (*_CONV.operands, *self.normalization.present(attrs), "side_input")
+        names = (*_IMAGES, *self.normalization.present(attrs))
         return tuple(
             name for name in self.operands if name in names and (name != "bias" or attrs["bias_op"])
         )
 
     def parameters(self, attrs):
-        convolution = _CONVS[attrs["padded"]]
+        convolution = self.convs[attrs["padded"]]
         return self.normalization.parameters(attrs) | convolution.parameters(attrs)
 
     def operand_dtype(self, name, dtype, attrs):
@@ -73,13 +78,13 @@ class _ConvBatchNorm(Rule):
 
     def convolved(self, attrs, input, filters, bias):
         """The stock chain up to the bias."""
-        return _CONVS[attrs["padded"]].linear(attrs, input, filters, bias)
+        return self.convs[attrs["padded"]].linear(attrs, input, filters, bias)
 
     def observed(self, nodes, operands, attrs):
         return super().observed(nodes, operands, attrs) | _CONV.observed(nodes, operands, attrs)
 
     def check(self, match):
-        convolution = _CONVS[match.attrs["padded"]]
+        convolution = self.convs[match.attrs["padded"]]
         normalization = self._normalization(match)
         return convolution.check(match) or self.normalization.check_channels(normalization)
 
@@ -95,12 +100,13 @@ class _ConvBatchNorm(Rule):
                 shift = tf.cast(match.operands["bias"], mean.dtype) - mean
             dtype = match.operands["input"].dtype
             factors, bias = (tf.cast(v, dtype) for v in (scale, offset + shift * scale))
+        conv = self.convs[match.attrs["padded"]]
+        side_inputs = [match.operands[name] for name in ("side_input",) if name in match.operands]
         fused = emit(
             self.fused_ops[0],
-            match.operands["input"],
-            match.operands["filters"],
+            *conv.factors(match),
             [bias],
-            [match.operands[name] for name in ("side_input",) if name in match.operands],
+            [conv.widen(match, tensor) for tensor in side_inputs],
             [factors],
             save_pre_activation=save,
             name=match.fused_name(),
@@ -108,16 +114,17 @@ class _ConvBatchNorm(Rule):
             **self._attrs(match),
         )
         saved = [fused["pre_activation"] if save else fused["y"]]
-        return Fused({"y": fused["y"]}, (factors, shift, inv_std, saved))
+        return Fused({"y": conv.narrow(match, fused["y"])}, (factors, shift, inv_std, saved))
 
     def fuse_gradient(self, match, fused, dy, wanted):
         factors, shift, inv_std, saved = fused.saved
-        filters = match.operands["filters"]
+        conv = self.convs[match.attrs["padded"]]
+        input, filters = conv.factors(match)
         # The convolution with scaled filters has the same gradients.
         found = emit_gradients(
             self.fused_ops[1],
-            dy,
-            match.operands["input"],
+            conv.widen(match, dy),
+            input,
             filters * factors,
             [] if self.activation.name == "none" else saved,
             switches={
@@ -145,12 +152,12 @@ class _ConvBatchNorm(Rule):
             ),
             "side_input": lambda: dside,
         }  # fmt: skip
-        return {name: gradients[name]() for name in wanted}
+        return {name: conv.narrow_gradient(match, name, gradients[name]()) for name in wanted}
 
     def _attrs(self, match):
         names = (name for group in self.activation.captured.values() for name in group)
         attrs = {name: match.attrs[name] for name in names} | {"activation": self.activation.name}
-        return _CONVS[match.attrs["padded"]].attributes(match) | attrs
+        return self.convs[match.attrs["padded"]].attributes(match) | attrs
 
     def describe(self, match):
         parts = [
@@ -166,10 +173,29 @@ class _ConvBatchNorm(Rule):
             f"contraction={match.node('Conv2D').name}",
         )
 
+    def convolutions(self, view, tensor):
+        """Yields the attributes of the variants whose convolution may have made a tensor."""
+        op = tensor.op.inputs[0].op if tensor.op.type == "Cast" else tensor.op
+        bias_op, last = None, op
+        if op.type in _BIAS_OPS:
+            (rank,) = self.operands["input"]
+            products = [t.op for t in op.inputs if t.shape.rank == rank]
+            bias_op, last = op.type, products[0] if len(products) == 1 else op
+        if last.type == self.last:
+            conv = last if self.last == "Conv2D" else last.inputs[0].op
+            if conv.type == "Conv2D":
+                form = {"bias_op": bias_op, "data_format": view.attr(conv, "data_format")}
+                is_padded = self.convs[True].padded(conv).op.type == "Pad"
+                for padded in (True, False) if is_padded else (False,):
+                    yield form | {"padded": padded}
+
+    def product(self, match):
+        """Returns the output of the convolution with its bias."""
+        return match.node(match.attrs["bias_op"] or self.last).outputs[0]
+
     def _normalization(self, match):
         """Returns the match of the normalization alone."""
-        x = match.node(match.attrs["bias_op"] or "Conv2D").outputs[0]
-        return dataclasses.replace(match, operands=match.operands | {"x": x})
+        return dataclasses.replace(match, operands=match.operands | {"x": self.product(match)})
 
 
 class ConvBatchNormAct(_ConvBatchNorm):
@@ -185,7 +211,7 @@ class ConvBatchNormAct(_ConvBatchNorm):
 
     def variants(self, view, anchor):
         if not view.attr(anchor, "is_training"):
-            for form in _convolutions(view, anchor.inputs[0]):
+            for form in self.convolutions(view, anchor.inputs[0]):
                 yield form | {"is_training": False}
 
     def normalized(self, attrs, input, filters, bias=None, **vectors):
@@ -222,12 +248,14 @@ class ConvGivenBatchNormAct(_ConvBatchNorm):
     def variants(self, view, anchor):
         variants = list(self.normalization.variants(view, anchor))
         if variants:
-            forms = [form for x in _factors(view, anchor) for form in _convolutions(view, x)]
+            forms = [form for x in _factors(view, anchor) for form in self.convolutions(view, x)]
             yield from (attrs | form for attrs in variants for form in forms)
 
     def check(self, match):
         normalization = self._normalization(match)
-        channels = 1 if match.attrs["data_format"] == b"NCHW" else 3
+        channels = (
+            1 if match.attrs["data_format"] == b"NCHW" else self.product(match).shape.rank - 1
+        )
         reason = super().check(match)
         if reason is None and self.normalization.axis(normalization) != channels:
             reason = f"the channels of {normalization.operands['x'].name} are not those normalized"
@@ -242,8 +270,7 @@ class _AddAct(AddSideInput):
         return {"y": self.activate(total, attrs)}
 
     def check(self, match):
-        x = match.node(match.attrs["bias_op"] or "Conv2D").outputs[0]
-        return self.check_side_input(match, x) or super().check(match)
+        return self.check_side_input(match, self.product(match)) or super().check(match)
 
 
 class ConvBatchNormAddAct(_AddAct, ConvBatchNormAct):
@@ -278,17 +305,21 @@ class ConvGivenBatchNormAddAct(_AddAct, ConvGivenBatchNormAct):
     differentiable = (*ConvGivenBatchNormAct.differentiable, "side_input")
 
 
-def _convolutions(view, tensor):
-    """Yields the attributes of the variants whose convolution may have made a tensor."""
-    op = tensor.op.inputs[0].op if tensor.op.type == "Cast" else tensor.op
-    bias_op, conv = None, op
-    if op.type in _BIAS_OPS:
-        bias_op, convs = op.type, [t.op for t in op.inputs if t.shape.rank == 4]
-        conv = convs[0] if len(convs) == 1 else op
-    if conv.type == "Conv2D":
-        form = {"bias_op": bias_op, "data_format": view.attr(conv, "data_format")}
-        for padded in (True, False) if conv.inputs[0].op.type == "Pad" else (False,):
-            yield form | {"padded": padded}
+class Conv1DGivenBatchNormAct(ConvGivenBatchNormAct):
+    """act(batch_normalization(bias_add(conv1d(input, filters), bias), mean, variance))."""
+
+    family = "conv1d_given_batch_norm"
+    convs: ClassVar = {False: Conv1DBiasAct(), True: PadConv1DBiasAct()}
+    last = "Squeeze"
+    operands: ClassVar = Conv1DBiasAct.operands | dict.fromkeys(_VECTORS, (1,))
+
+
+class Conv1DGivenBatchNormAddAct(_AddAct, Conv1DGivenBatchNormAct):
+    """act(batch_normalization(bias_add(conv1d(input, filters), bias), ..) + side_input)."""
+
+    family = "conv1d_given_batch_norm_add"
+    operands: ClassVar = Conv1DGivenBatchNormAct.operands | {"side_input": (3,)}
+    differentiable = (*Conv1DGivenBatchNormAct.differentiable, "side_input")
 
 
 def _factors(view, rsqrt):

@@ -64,7 +64,7 @@ class Line(Row):
             return super().narrow_gradient(match, name, gradient)
         return tf.squeeze(gradient, [axis])
 
-    def _factors(self, match):
+    def factors(self, match):
         return [self.widen(match, match.operands["input"]),
                 tf.expand_dims(match.operands["filters"], 0)]  # fmt: skip
 

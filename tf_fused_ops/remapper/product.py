@@ -137,7 +137,7 @@ class _ReshapedBiasAct(MatMulBiasAct):
     def narrow_gradient(self, match, name, gradient):
         return reshape(gradient, shapes.sizes(match.operands[name]))
 
-    def _factors(self, match):
+    def factors(self, match):
         b, columns = match.operands["b"], self.channels(match).num_elements()
         rows = b.shape[: self.contracted(match)].num_elements()
         return [reshape(match.operands["a"], [-1, rows]), reshape(b, [rows, columns])]

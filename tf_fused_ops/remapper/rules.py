@@ -89,6 +89,8 @@ _CHAINS = {
     conv_batch_norm.ConvBatchNormV1AddAct: conv_batch_norm.ConvBatchNormV1Act,
     conv_batch_norm.ConvGivenBatchNormAct: conv_batch_norm.ConvGivenBatchNormAct,
     conv_batch_norm.ConvGivenBatchNormAddAct: conv_batch_norm.ConvGivenBatchNormAct,
+    conv_batch_norm.Conv1DGivenBatchNormAct: conv_batch_norm.Conv1DGivenBatchNormAct,
+    conv_batch_norm.Conv1DGivenBatchNormAddAct: conv_batch_norm.Conv1DGivenBatchNormAct,
     moments.MomentsBatchNormAct: moments.MomentsBatchNormAct,
     moments.MomentsBatchNormAddAct: moments.MomentsBatchNormAct,
     moments.GivenBatchNormAct: moments.GivenBatchNormAct,
