@@ -291,7 +291,7 @@ class FilterGradientWork {
     if (!p_.transposed) {
       const std::int64_t length = NumOperands<E>(band.columns);
       const Range columns = p_.taps_apart
-                                ? OperandsInside(g_.x, run % runs_per_row, band)
+                                ? PixelsInside(g_.x, run % runs_per_row, band)
                                 : Range{0, length};
       std::int64_t count = 0;
       for (std::int64_t i = inside.begin; i < inside.end; ++i) {

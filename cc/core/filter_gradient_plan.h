@@ -133,9 +133,9 @@ TFO_INLINE std::int64_t SharedPadding(std::int64_t first, std::int64_t length,
   return Max(Min(Min(-first, behind), length - of_dz), 0);
 }
 
-// The operands of a band's lines that meet the image under a tap of each row.
+// The pixels of a band's lines that meet the image under a tap of each row.
 template <class T>
-Range OperandsInside(const Windows<T>& x, std::int64_t tap, const Band& band) {
+Range PixelsInside(const Windows<T>& x, std::int64_t tap, const Band& band) {
   return Inside(band.w + tap * x.taps.ColumnStep(), x.stride_w, band.columns,
                 x.width);
 }
@@ -151,7 +151,7 @@ bool TapsPayApart(const Windows<T>& x, const Bands& bands, std::int64_t block,
   const std::int64_t taps = x.taps.PerRow();
   std::int64_t apart = 0;
   for (std::int64_t tap = 0; tap < taps; ++tap) {
-    const Range inside = OperandsInside(x, tap, band);
+    const Range inside = PixelsInside(x, tap, band);
     apart += StepTime<E>(block) * (inside.end - inside.begin);
   }
   const std::int64_t together =
