@@ -57,7 +57,12 @@ class BandTiles {
   Place<E> At(std::int64_t tile) const {
     const std::int64_t image = tile / image_tiles_;
     tile %= image_tiles_;
-    if (tile >= line_tiles_) return OnEdge(image, tile - line_tiles_);
+    return tile < line_tiles_ ? OnLine(image, tile)
+                              : OnEdge(image, tile - line_tiles_);
+  }
+
+ private:
+  Place<E> OnLine(std::int64_t image, std::int64_t tile) const {
     const std::int64_t part = tile % parts_.count();
     const std::int64_t begin = parts_.Begin(part) * of_part_;
     const std::int64_t i = tile / parts_.count() + begin / width_;
@@ -82,7 +87,6 @@ class BandTiles {
     return to;
   }
 
- private:
   // The tile's pixels lie below each other.
   Place<E> OnEdge(std::int64_t image, std::int64_t tile) const {
     const EdgeColumn& edge = edges_[tile / edge_parts_.count()];

