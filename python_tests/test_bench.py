@@ -552,6 +552,13 @@ def test_list(capsys):
     assert names == [*table.GROUPS["batch_norm"], *short, *odd, "resnet50"]
 
 
+def test_list_of_all(capsys):
+    """Without names, the groups that are not timed by default are listed, too."""
+    assert main(["bench", "--list"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == list(table.CASES)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -58,7 +58,9 @@ def add_parser(subparsers):
     parser.add_argument(
         "--device", choices=tuple(DEVICES), default="cpu", help="default: %(default)s"
     )
-    parser.add_argument("--list", action="store_true", help="list the cases and end")
+    parser.add_argument(
+        "--list", action="store_true", help="list the cases, all or those named, and end"
+    )
     parser.add_argument(
         "--dtype", choices=tuple(costs.BYTES), default="float32", help="default: %(default)s"
     )
@@ -177,8 +179,9 @@ def _listing(cases):
 
 
 def _cases(args):
+    default = tuple(table.GROUPS) if args.list else _CASES[args.device]
     try:
-        return table.select(args.cases or _CASES[args.device], args.dtype)
+        return table.select(args.cases or default, args.dtype)
     except ValueError as error:
         raise UsageError(f"--cases: {error}") from error
 
