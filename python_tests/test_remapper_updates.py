@@ -4,11 +4,12 @@ program would tell the difference."""
 import numpy as np
 import pytest
 import tensorflow as tf
-from remapping import op_counts, reasons, rule_counts, values
+from remapping import fused_ops, op_counts, reasons, rule_counts, values
 from tolerances import assert_as_exact, assert_close
 
 from tf_fused_ops import RemapOptions, accelerate
 from tf_fused_ops.function import function
+from tf_fused_ops.remapper import convert, optimizers
 
 keras = pytest.importorskip("keras")
 
@@ -19,6 +20,9 @@ OPS = {
     "nesterov_momentum": "ResourceApplyKerasMomentum",
     "adam": "ResourceApplyAdam",
 }
+# Those that TensorFlow has no op for.
+FORMULAS = tuple(u.name for u in optimizers.UPDATES if u.name not in OPS)
+OPS |= dict.fromkeys(FORMULAS, "TfFusedOps>UpdateVariable")
 
 
 class State:
@@ -59,7 +63,30 @@ def adam(state, gradient, rate=0.1):
     state.variable.assign_sub(step)
 
 
-UPDATES = (gradient_descent, momentum, nesterov_momentum, adam)
+def rmsprop(state, gradient, rate=0.1):
+    kept = tf.constant(0.75, gradient.dtype) * state.square
+    state.square.assign(kept + tf.constant(0.25, gradient.dtype) * tf.square(gradient))
+    root = tf.sqrt(state.square + tf.constant(0.01, gradient.dtype))
+    state.variable.assign_sub(tf.constant(rate, gradient.dtype) * gradient / root)
+
+
+def adagrad(state, gradient, rate=0.1):
+    state.square.assign_add(tf.square(gradient))
+    root = tf.sqrt(state.square + tf.constant(0.01, gradient.dtype))
+    state.variable.assign_sub(gradient * tf.constant(rate, gradient.dtype) / root)
+
+
+def lion(state, gradient, rate=0.1):
+    def mix(share):
+        shares = (tf.constant(value, gradient.dtype) for value in (share, 1 - share))
+        return next(shares) * state.velocity + next(shares) * gradient
+
+    step = tf.sign(mix(0.75))
+    state.variable.assign_sub(tf.constant(rate, gradient.dtype) * step)
+    state.velocity.assign(mix(0.9375))
+
+
+UPDATES = (gradient_descent, momentum, nesterov_momentum, adam, rmsprop, adagrad, lion)
 # Not rounded, and neither are their complements.
 BETAS = {"beta_1": 0.75, "beta_2": 0.96875}
 
@@ -123,10 +150,19 @@ def test_shapes(update, shape):
         ("Adam", {"global_clipnorm": 0.1, "epsilon": 1e-3} | BETAS, {"adam": 4}),
         ("AdamW", BETAS, {"gradient_descent": 4, "adam": 4}),
         ("Adam", {"use_ema": True, "ema_overwrite_frequency": 2} | BETAS, {"adam": 4}),
-        # These change the variables by other formulas.
-        ("Adam", {"amsgrad": True}, {}),
-        ("Nadam", {}, {}),
-        ("RMSprop", {}, {}),
+        ("Adam", {"amsgrad": True}, {"amsgrad": 4}),
+        ("Nadam", {}, {"nadam": 4}),
+        ("Adamax", {}, {"adamax": 4}),
+        ("RMSprop", {}, {"rmsprop": 4}),
+        ("RMSprop", {"weight_decay": 0.01}, {"gradient_descent": 4, "rmsprop": 4}),
+        ("RMSprop", {"momentum": 0.9, "clipnorm": 0.1}, {"rmsprop_momentum": 4}),
+        ("RMSprop", {"centered": True, "use_ema": True}, {"centered_rmsprop": 4}),
+        ("RMSprop", {"centered": True, "momentum": 0.9}, {"centered_rmsprop_momentum": 4}),
+        ("Adagrad", {}, {"adagrad": 4}),
+        ("Adadelta", {}, {"adadelta": 4}),
+        ("Lion", {}, {"lion": 4}),
+        # This changes the variables by another formula.
+        ("Ftrl", {}, {}),
     ],
 )
 def test_keras_optimizers(optimizer, options, counts):
@@ -387,7 +423,7 @@ def test_value_used_elsewhere():
     assert "output of the graph" in reasons(compiled)["momentum"]
 
 
-@pytest.mark.parametrize("update", [momentum, nesterov_momentum, adam])
+@pytest.mark.parametrize("update", [momentum, nesterov_momentum, adam, rmsprop])
 def test_gradient_that_broadcasts(update):
     compiled = run(update, {}, given=(1, 5))
     assert "may broadcast" in reasons(compiled)[update.__name__]
@@ -537,3 +573,39 @@ def test_a_graph_whose_order_is_in_its_control_edges():
 
     result = remap(step.get_concrete_function())
     assert result.report.counts() == {}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "rule"),
+    [
+        ("RMSprop", {"centered": True, "momentum": 0.5}, "centered_rmsprop_momentum"),
+        ("Adam", {"amsgrad": True}, "amsgrad"),
+        ("Adadelta", {}, "adadelta"),
+    ],
+)
+def test_train_step_without_the_package(optimizer, options, rule, tmp_path):
+    """What is saved with fused updates is turned to stock ops that do the same, in the same
+    order."""
+    gradients = values((7, 5), (7, 5), (7, 5))
+
+    class Trainer(tf.Module):
+        def __init__(self):
+            self.variable = keras.Variable(values(SHAPE, seed=1)[0])
+            self.optimizer = getattr(keras.optimizers, optimizer)(0.1, **options)
+            self.optimizer.build([self.variable])
+
+        @function(input_signature=[tf.TensorSpec(SHAPE)])
+        def step(self, gradient):
+            before = self.variable + 0.0
+            self.optimizer.apply_gradients([(gradient, self.variable)])
+            return before, self.variable + 0.0
+
+    trainer, folders = Trainer(), [str(tmp_path / name) for name in ("fused", "portable")]
+    tf.saved_model.save(trainer, folders[0])
+    assert rule_counts(trainer.step) == {rule: 1}
+    convert(*folders, to_stock=True)
+    assert fused_ops(folders[1]) == {}
+    stock = tf.saved_model.load(folders[1])
+    for gradient in gradients:
+        for ours, theirs in zip(trainer.step(gradient), stock.step(gradient), strict=True):
+            assert_close(optimizer, theirs, ours, "float32")

@@ -38,11 +38,10 @@ def _attributes(op):
 
 
 def _is_fused(op):
-    # Those with constant filters keep them packed, each its own.
-    names = [attribute.name for attribute in op.op_def.attr]
-    return op.type.startswith(_FUSED) and not any(
-        op.get_attr(name) for name in names if name.startswith("constant_")
-    )
+    # One without outputs writes. Those with constant filters keep them packed, each its own.
+    names = [attribute.name for attribute in op.op_def.attr if op.type.startswith(_FUSED)]
+    kept = any(op.get_attr(name) for name in names if name.startswith("constant_"))
+    return op.type.startswith(_FUSED) and bool(op.outputs) and not kept
 
 
 def _constants(graph):

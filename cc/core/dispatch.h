@@ -16,6 +16,7 @@
 #include "cc/core/quantized_matmul.h"
 #include "cc/core/recurrent.h"
 #include "cc/core/softmax.h"
+#include "cc/core/variable_update.h"
 #include "cc/core/weight_only_matmul.h"
 
 namespace tfo {
@@ -55,6 +56,7 @@ struct Kernels {
   ConvForwardFunction* conv_transpose;
   WeightOnlyMatMulFunction* weight_only_matmul;
   DequantizeFunction* dequantize;
+  VariableUpdateFunction* variable_update;
 };
 
 // The table of the fastest instruction set that the CPU has, unless

@@ -39,6 +39,7 @@ RecurrentGradientFunction RecurrentGradient;
 QuantizedMatMulFunction QuantizedMatMul;
 WeightOnlyMatMulFunction WeightOnlyMatMul;
 DequantizeFunction Dequantize;
+VariableUpdateFunction VariableUpdate;
 
 extern const Kernels kKernels;
 const Kernels kKernels = {TFO_STRING(TFO_ISA),
@@ -74,6 +75,7 @@ const Kernels kKernels = {TFO_STRING(TFO_ISA),
                           &QuantizedMatMul,
                           &ConvTranspose,
                           &WeightOnlyMatMul,
-                          &Dequantize};
+                          &Dequantize,
+                          &VariableUpdate};
 
 }  // namespace tfo::TFO_ISA

@@ -108,6 +108,28 @@ TFO_INLINE Vec<A> Smaller(Vec<A> a, Vec<A> b) {
 #endif
 }
 
+template <class A>
+TFO_INLINE Vec<A> SquareRoot(Vec<A> v) {
+  constexpr bool kFloat = std::is_same_v<A, float>;
+#if defined(__AVX512F__)
+  if constexpr (kFloat) {
+    return (Vec<A>)_mm512_maskz_sqrt_ps(0xffff, (__m512)v);
+  } else {
+    return (Vec<A>)_mm512_maskz_sqrt_pd(0xff, (__m512d)v);
+  }
+#elif defined(__AVX2__)
+  if constexpr (kFloat) {
+    return (Vec<A>)_mm256_sqrt_ps((__m256)v);
+  } else {
+    return (Vec<A>)_mm256_sqrt_pd((__m256d)v);
+  }
+#else
+  for (int l = 0; l < kLanes<A>; ++l)
+    v[l] = kFloat ? __builtin_sqrtf(v[l]) : __builtin_sqrt(v[l]);
+  return v;
+#endif
+}
+
 #if defined(__AVX512F__)
 TFO_INLINE Vec<float> LoadPartial(const float* from, int n) {
   return (Vec<float>)_mm512_maskz_loadu_ps(

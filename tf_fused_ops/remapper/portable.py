@@ -3,6 +3,7 @@
 import time
 
 import tensorflow as tf
+from tensorflow.python.framework.auto_control_deps import AutomaticControlDependencies
 
 from tf_fused_ops.ops import (
     _gradient,
@@ -16,6 +17,7 @@ from tf_fused_ops.ops.attention import optional_inputs
 from tf_fused_ops.remapper import emission, hiding
 from tf_fused_ops.remapper.graph import GraphView
 from tf_fused_ops.remapper.graph_def import Transform
+from tf_fused_ops.remapper.optimizers import UPDATES
 from tf_fused_ops.remapper.report import Fusion, Report
 
 _ACTIVATION = ("activation", "alpha")
@@ -40,11 +42,14 @@ class ToStock(Transform):
             with emission.outside(graph):
                 for op in fused:
                     new = _emit(op)
+                    first = new[0] if isinstance(new[0], tf.Operation) else new[0].op
                     view.remove([op])
-                    view.swap(list(zip(op.outputs, new, strict=True)))
-                    # Functions wait for what has a state.
-                    view.replace_output(op, new[0].op)
-                    report.fused.append(Fusion(op.type, (op.name,), (new[0].op.name,), ()))
+                    view.swap(list(zip(op.outputs, new if op.outputs else [], strict=True)))
+                    # Functions, and other ops, wait for what has a state.
+                    view.replace_output(op, first)
+                    for user in op._control_outputs:
+                        view.replace_control_input(user, op, first)
+                    report.fused.append(Fusion(op.type, (op.name,), (first.name,), ()))
             hiding.hide(graph, view.leftovers())
             outputs = view.outputs
         report.seconds = time.perf_counter() - start
@@ -52,7 +57,11 @@ class ToStock(Transform):
 
 
 def _emit(op):
-    """Emits stock ops with the device and the control inputs of a fused op; returns its outputs."""
+    """Emits stock ops with the device and the control inputs of a fused op.
+
+    Returns:
+        Its outputs, or an op that stands for it if it has none.
+    """
     with emission.emitting(op, op.control_inputs), tf.name_scope(f"{op.name}_stock/"):
         return _STOCK[op.type](op)
 
@@ -317,6 +326,13 @@ def _update_cache(op):
     return list(cache.stock(op, op.inputs))
 
 
+def _update_variable(op):
+    formula = op.get_attr("formula").decode()
+    rule = next(rule for rule in UPDATES if rule.fused_attrs.get("formula") == formula)
+    with AutomaticControlDependencies():
+        return [tf.group(*rule.stock_of(op).values())]
+
+
 _STOCK = {
     "TfFusedOps>Act": _act,
     "TfFusedOps>ActGrad": _act_grad,
@@ -352,6 +368,7 @@ _STOCK = {
     "TfFusedOps>Softmax": _softmax,
     "TfFusedOps>SoftmaxGrad": _softmax_grad,
     "TfFusedOps>UpdateCache": _update_cache,
+    "TfFusedOps>UpdateVariable": _update_variable,
     "TfFusedOps>BatchNormAct": _batch_norm,
     "TfFusedOps>BatchNormActGrad": _batch_norm_grad(
         reference.batch_norm_act_grad, 6, ("training", "data_format")

@@ -1,0 +1,192 @@
+// The formulas of optimizers, with states and factors named as in their
+// signatures: x is the variable, g its gradient.
+#include "cc/core/elementwise.h"
+#include "cc/core/variable_update.h"
+
+namespace tfo::TFO_ISA {
+namespace {
+
+constexpr int64_t kCyclesPerElement = 8;
+
+// As TensorFlow has it: what is no number stays so.
+template <class V>
+TFO_INLINE V Maximum(V a, V b) {
+  const V larger = a > b ? a : b;
+  return a == a ? larger : a;
+}
+
+template <class V>
+TFO_INLINE void Approach(V& average, V value, V rate) {
+  average += rate * (value - average);
+}
+
+// Reddi et al., arXiv:1904.09237.
+struct Amsgrad {
+  template <class A, class V>
+  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+    V &m = states[0], &v = states[1], &largest = states[2];
+    const V alpha = factors[0], epsilon = factors[3];
+    Approach(m, g, factors[1]);
+    Approach(v, g * g, factors[2]);
+    largest = Maximum(largest, v);
+    x -= alpha * m / (SquareRoot<A>(largest) + epsilon);
+  }
+};
+
+// Dozat, "Incorporating Nesterov momentum into Adam", 2016.
+struct Nadam {
+  template <class A, class V>
+  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+    V &m = states[0], &v = states[1];
+    const V rate = factors[0], epsilon = factors[3];
+    const V m_share = factors[4], m_correction = factors[5];
+    const V gradient_share = factors[6], gradient_correction = factors[7];
+    const V v_correction = factors[8];
+    Approach(m, g, factors[1]);
+    Approach(v, g * g, factors[2]);
+    const V ahead =
+        m_share * m / m_correction + gradient_share * g / gradient_correction;
+    x -= rate * ahead / (SquareRoot<A>(v / v_correction) + epsilon);
+  }
+};
+
+// Kingma and Ba, arXiv:1412.6980, section 7.1.
+struct Adamax {
+  template <class A, class V>
+  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+    V &m = states[0], &norm = states[1];
+    const V rate = factors[0], decay = factors[2];
+    const V epsilon = factors[3], correction = factors[4];
+    Approach(m, g, factors[1]);
+    norm = Maximum(decay * norm, Maximum(g, -g));
+    x -= rate * m / (correction * (norm + epsilon));
+  }
+};
+
+// Hinton, "Neural networks for machine learning", lecture 6e, 2012; centered,
+// Graves, arXiv:1308.0850, section 4.2.
+template <bool kCentered, bool kMomentum>
+struct Rmsprop {
+  template <class A, class V>
+  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+    V& square = states[0];
+    const V rate = factors[0], decay = factors[1], gain = factors[2];
+    const V epsilon = factors[3];
+    square = decay * square + gain * (g * g);
+    V variance = square;
+    if constexpr (kCentered) {
+      V& mean = states[1];
+      mean = decay * mean + gain * g;
+      variance -= mean * mean;
+    }
+    V step = rate * g / SquareRoot<A>(variance + epsilon);
+    if constexpr (kMomentum) {
+      V& velocity = states[kCentered ? 2 : 1];
+      step = velocity = factors[4] * velocity + step;
+    }
+    x -= step;
+  }
+};
+
+// Duchi et al., "Adaptive subgradient methods", 2011.
+struct Adagrad {
+  template <class A, class V>
+  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+    V& square = states[0];
+    const V rate = factors[0], epsilon = factors[1];
+    square += g * g;
+    x -= rate * g / SquareRoot<A>(square + epsilon);
+  }
+};
+
+// Zeiler, arXiv:1212.5701.
+struct Adadelta {
+  template <class A, class V>
+  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+    V &square = states[0], &step_square = states[1];
+    const V rate = factors[0], decay = factors[1], gain = factors[2];
+    const V epsilon = factors[3];
+    square = decay * square + gain * (g * g);
+    const V step = SquareRoot<A>(step_square + epsilon) * g /
+                   SquareRoot<A>(square + epsilon);
+    step_square = decay * step_square + gain * (step * step);
+    x -= rate * step;
+  }
+};
+
+// Chen et al., arXiv:2302.06675.
+struct Lion {
+  template <class A, class V>
+  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+    V& m = states[0];
+    const V rate = factors[0], m_share = factors[1];
+    const V gradient_share = factors[2], decay = factors[3], gain = factors[4];
+    const V step = m_share * m + gradient_share * g;
+    const V above = step > V{} ? Splat(A(1)) : step;
+    x -= rate * (step < V{} ? Splat(A(-1)) : above);
+    m = decay * m + gain * g;
+  }
+};
+
+template <class T, Formula kFormula, class Rule>
+void Update(const VariableUpdateArgs& args, const Parallel& parallel) {
+  using A = Accumulator<T>;
+  constexpr const FormulaSignature& kSignature = SignatureOf(kFormula);
+  constexpr int kValues = 1 + CountNames(kSignature.states);
+  Vec<A> factors[kMostFactors];
+  for (int i = 0; i < CountNames(kSignature.factors); ++i)
+    factors[i] = Splat(static_cast<A>(args.factors[i]));
+  const T* const gradient = static_cast<const T*>(args.gradient);
+  auto task = [&](int64_t index, int /*worker*/) {
+    const int64_t begin = index * kTaskElements;
+    ForColumns<A>(
+        Min(kTaskElements, args.size - begin),
+        [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
+          constexpr bool kPartial = decltype(partial)::value;
+          const int64_t at = begin + j;
+          Vec<A> values[kValues];
+          for (int i = 0; i < kValues; ++i) {
+            const T* const from = static_cast<const T*>(args.before[i]) + at;
+            FetchAhead(from);
+            values[i] = LoadColumns<kPartial>(from, n);
+          }
+          FetchAhead(gradient + at);
+          Rule::template Step<A>(LoadColumns<kPartial>(gradient + at, n),
+                                 values[0], values + 1, factors);
+          for (int i = 0; i < kValues; ++i) {
+            StoreColumns<kPartial>(static_cast<T*>(args.after[i]) + at,
+                                   values[i], n);
+          }
+        });
+  };
+  ParallelFor(parallel, CeilDiv(args.size, kTaskElements),
+              kTaskElements * kCyclesPerElement, task);
+}
+
+}  // namespace
+
+VariableUpdateFunction VariableUpdate;
+
+void VariableUpdate(const VariableUpdateArgs& args, const Parallel& parallel) {
+  WithStorage(args.dtype, [&](auto storage) {
+    using T = typename decltype(storage)::type;
+    switch (args.formula) {
+#define TFO_CASE(F, ...) \
+  case Formula::F:       \
+    return Update<T, Formula::F, __VA_ARGS__>(args, parallel)
+      TFO_CASE(kAmsgrad, Amsgrad);
+      TFO_CASE(kNadam, Nadam);
+      TFO_CASE(kAdamax, Adamax);
+      TFO_CASE(kRmsprop, Rmsprop<false, false>);
+      TFO_CASE(kRmspropMomentum, Rmsprop<false, true>);
+      TFO_CASE(kCenteredRmsprop, Rmsprop<true, false>);
+      TFO_CASE(kCenteredRmspropMomentum, Rmsprop<true, true>);
+      TFO_CASE(kAdagrad, Adagrad);
+      TFO_CASE(kAdadelta, Adadelta);
+      TFO_CASE(kLion, Lion);
+#undef TFO_CASE
+    }
+  });
+}
+
+}  // namespace tfo::TFO_ISA

@@ -1,0 +1,264 @@
+"""UpdateVariable: the formulas of optimizers beside the same in TensorFlow's own ops, and what
+happens to the variables' memory."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ISAS
+from tolerances import assert_as_exact
+
+from tf_fused_ops import _library
+from tf_fused_ops._library import ops
+
+RATE, DECAY, GAIN, EPSILON, MOMENTUM = 0.125, 0.9, 0.1, 1e-3, 0.8
+RMSPROP = (RATE, DECAY, GAIN, EPSILON)
+
+
+def amsgrad(g, x, m, v, largest, alpha, m_rate, v_rate, epsilon):
+    m, v = m + m_rate * (g - m), v + v_rate * (g * g - v)
+    largest = tf.maximum(largest, v)
+    return x - alpha * m / (tf.sqrt(largest) + epsilon), m, v, largest
+
+
+def nadam(g, x, m, v, rate, m_rate, v_rate, epsilon, *shares):
+    m_share, m_correction, g_share, g_correction, v_correction = shares
+    m, v = m + m_rate * (g - m), v + v_rate * (g * g - v)
+    ahead = m_share * m / m_correction + g_share * g / g_correction
+    return x - rate * ahead / (tf.sqrt(v / v_correction) + epsilon), m, v
+
+
+def adamax(g, x, m, norm, rate, m_rate, decay, epsilon, correction):
+    m, norm = m + m_rate * (g - m), tf.maximum(decay * norm, tf.abs(g))
+    return x - rate * m / (correction * (norm + epsilon)), m, norm
+
+
+def rmsprop(g, x, square, rate, decay, gain, epsilon):
+    square = decay * square + gain * g * g
+    return x - rate * g / tf.sqrt(square + epsilon), square
+
+
+def rmsprop_momentum(g, x, square, velocity, rate, decay, gain, epsilon, momentum):
+    square = decay * square + gain * g * g
+    velocity = momentum * velocity + rate * g / tf.sqrt(square + epsilon)
+    return x - velocity, square, velocity
+
+
+def centered_rmsprop(g, x, square, mean, rate, decay, gain, epsilon):
+    square, mean = decay * square + gain * g * g, decay * mean + gain * g
+    return x - rate * g / tf.sqrt(square - mean * mean + epsilon), square, mean
+
+
+def centered_rmsprop_momentum(g, x, square, mean, velocity, rate, decay, gain, epsilon, momentum):
+    square, mean = decay * square + gain * g * g, decay * mean + gain * g
+    velocity = momentum * velocity + rate * g / tf.sqrt(square - mean * mean + epsilon)
+    return x - velocity, square, mean, velocity
+
+
+def adagrad(g, x, square, rate, epsilon):
+    square = square + g * g
+    return x - rate * g / tf.sqrt(square + epsilon), square
+
+
+def adadelta(g, x, square, step_square, rate, decay, gain, epsilon):
+    square = decay * square + gain * g * g
+    step = tf.sqrt(step_square + epsilon) * g / tf.sqrt(square + epsilon)
+    return x - rate * step, square, decay * step_square + gain * step * step
+
+
+def lion(g, x, m, rate, m_share, g_share, decay, gain):
+    return x - rate * tf.sign(m_share * m + g_share * g), decay * m + gain * g
+
+
+# Formula: number of states, factors.
+FORMULAS = {
+    amsgrad: (3, RMSPROP),
+    nadam: (2, (*RMSPROP, 0.8, 0.3, 0.15, 0.2, 0.1)),
+    adamax: (2, (RATE, GAIN, DECAY, EPSILON, 0.3)),
+    rmsprop: (1, RMSPROP),
+    rmsprop_momentum: (2, (*RMSPROP, MOMENTUM)),
+    centered_rmsprop: (2, RMSPROP),
+    centered_rmsprop_momentum: (3, (*RMSPROP, MOMENTUM)),
+    adagrad: (1, (RATE, EPSILON)),
+    adadelta: (2, RMSPROP),
+    lion: (1, (RATE, DECAY, GAIN, 0.95, 0.05)),
+}
+FIRST = pytest.mark.parametrize("formula", FORMULAS, ids=lambda f: f.__name__)
+
+
+def arrays(formula, shape, seed=0):
+    """Returns gradient, variable and states, of which the first is more than a mean squared."""
+    rng = np.random.default_rng(seed)
+    gradient, variable = rng.normal(size=(2, *shape))
+    states = rng.uniform(0.5, 1.0, (FORMULAS[formula][0], *shape))
+    states[0] += 4.0
+    return [gradient, variable, *states]
+
+
+def update(formula, gradient, values, factors):
+    """Runs the op on variables, all given as tensors of one dtype; returns their values."""
+    variables = [tf.Variable(value) for value in values]
+    apply(formula, gradient, variables, factors)
+    return [v.numpy() for v in variables]
+
+
+def apply(formula, gradient, variables, factors):
+    variable, *states = (v.handle for v in variables)
+    ops.tf_fused_ops_update_variable(
+        variable=variable,
+        states=states,
+        gradient=gradient,
+        factors=factors,
+        formula=getattr(formula, "__name__", formula),
+    )
+
+
+def cast(values, dtype):
+    return [tf.cast(tf.constant(value, tf.float64), dtype) for value in values]
+
+
+@FIRST
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (5, 7), (3, 4099)])
+def test_formula(formula, dtype, shape):
+    values, factors = arrays(formula, shape), FORMULAS[formula][1]
+    gradient, *before = cast(values, dtype)
+    given = cast(factors, dtype)
+    wide = [tf.cast(v, tf.float64) for v in (gradient, *before, *given)]
+    results = update(formula, gradient, before, given)
+    stock, reference = formula(gradient, *before, *given), formula(*wide)
+    for fused, plain, exact in zip(results, stock, reference, strict=True):
+        assert_as_exact(formula.__name__, fused, plain.numpy(), exact.numpy(), dtype)
+
+
+@FIRST
+@pytest.mark.parametrize("isa", ISAS)
+def test_instruction_sets(formula, isa):
+    gradient, *before = cast(arrays(formula, (2, 4099)), "float32")
+    factors = cast(FORMULAS[formula][1], "float32")
+    expected = formula(gradient, *before, *factors)
+    active = _library.isa()
+    _library.set_isa(isa)
+    try:
+        results = update(formula, gradient, before, factors)
+    finally:
+        _library.set_isa(active)
+    for fused, stock in zip(results, expected, strict=True):
+        np.testing.assert_allclose(fused, stock, rtol=2e-5, atol=1e-6)
+
+
+@FIRST
+def test_what_is_no_number_stays(formula):
+    """In the variable and in every state that it gets into, as with TensorFlow's own ops."""
+    for place in range(len(arrays(formula, (3,)))):
+        values = cast(arrays(formula, (3,)), "float32")
+        values[place] = tf.constant([np.nan, 1.0, np.nan])
+        factors = cast(FORMULAS[formula][1], "float32")
+        results = update(formula, values[0], values[1:], factors)
+        for fused, stock in zip(results, formula(*values, *factors), strict=True):
+            np.testing.assert_array_equal(np.isnan(fused), np.isnan(stock))
+
+
+@FIRST
+def test_who_has_read_a_variable_keeps_its_value(formula):
+    gradient, *before = cast(arrays(formula, (5, 7)), "float32")
+    variables = [tf.Variable(value) for value in before]
+    read = [v.read_value() for v in variables]
+    kept = [value.numpy().copy() for value in read]
+    factors = cast(FORMULAS[formula][1], "float32")
+    for _ in range(2):
+        apply(formula, gradient, variables, factors)
+    for value, expected in zip(read, kept, strict=True):
+        np.testing.assert_array_equal(value, expected)
+    twice = formula(gradient, *formula(gradient, *before, *factors), *factors)
+    for fused, stock in zip(variables, twice, strict=True):
+        np.testing.assert_allclose(fused, stock, rtol=1e-4, atol=1e-5)
+
+
+def test_a_gradient_that_is_the_variable():
+    variables = [tf.Variable([1.0, -2.0]), tf.Variable([0.5, 0.5])]
+    gradient = variables[0].read_value()
+    expected = adagrad(gradient, *variables, RATE, EPSILON)
+    apply(adagrad, gradient, variables, [RATE, EPSILON])
+    for fused, stock in zip(variables, expected, strict=True):
+        np.testing.assert_allclose(fused, stock, rtol=1e-6)
+
+
+def test_concurrent_updates():
+    """None is lost, whatever the order in which two of them name their variables."""
+    first, second = (tf.Variable(tf.zeros([100_000])) for _ in range(2))
+    gradient = tf.ones([100_000])
+
+    def run(variable, square):
+        for _ in range(50):
+            apply(adagrad, gradient, [variable, square], [0.0, 1.0])
+
+    threads = [
+        threading.Thread(target=run, args=pair) for pair in [(first, second), (second, first)] * 4
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_array_equal(first, np.full(100_000, 200.0))
+    np.testing.assert_array_equal(second, np.full(100_000, 200.0))
+
+
+def wrong_calls():
+    """Yields what replaces arguments of a call of rmsprop, and what the error says."""
+
+    def zeros(shape=(2, 3), dtype="float32"):
+        return tf.zeros(shape, dtype)
+
+    yield {"variables": [zeros((2, 4)), zeros()]}, "variable must have the shape of gradient"
+    yield {"variables": [zeros(), zeros((6,))]}, "square must have the shape of gradient"
+    yield {"gradient": zeros((3,))}, "variable must have the shape of gradient"
+    yield {"variables": [zeros(dtype="float64"), zeros()]}, "variable must be a variable of float"
+    yield {"variables": [zeros(), zeros(dtype="bfloat16")]}, "square must be a variable of float"
+    yield {"variables": [zeros()] * 3}, "states must be 1 variables"
+    yield {"factors": [zeros(())] * 3}, "factors must be 4 numbers"
+    yield {"factors": [*[zeros(())] * 3, zeros((1,))]}, "epsilon must"
+    yield {"factors": [zeros((1, 1)), *[zeros(())] * 3]}, "rate must"
+    yield {"formula": "descent"}, "formula"
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("case", range(len(list(wrong_calls()))))
+def test_wrong_calls(case, traced):
+    changes, message = list(wrong_calls())[case]
+    call = {
+        "formula": "rmsprop",
+        "gradient": tf.ones([2, 3]),
+        "variables": [tf.zeros([2, 3])] * 2,
+        "factors": cast(RMSPROP, "float32"),
+    } | changes
+    call["variables"] = [tf.Variable(value) for value in call["variables"]]
+    before = [v.numpy() for v in call["variables"]]
+    run = tf.function(lambda: apply(**call)) if traced else lambda: apply(**call)
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=message):
+        run()
+    for variable, value in zip(call["variables"], before, strict=True):
+        np.testing.assert_array_equal(variable, value)
+
+
+def test_one_variable_twice():
+    variable = tf.Variable([1.0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="different variables"):
+        apply(rmsprop, tf.constant([1.0]), [variable, variable], RMSPROP)
+    np.testing.assert_array_equal(variable, [1.0])
+
+
+def test_a_variable_that_is_not_initialized():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variables = [tf.compat.v1.Variable([1.0], use_resource=True) for _ in range(2)]
+        call = ops.tf_fused_ops_update_variable(
+            variable=variables[0].handle,
+            states=[variables[1].handle],
+            gradient=[1.0],
+            factors=list(RMSPROP),
+            formula="rmsprop",
+        )
+        session.run(variables[0].initializer)
+        with pytest.raises(tf.errors.OpError, match=r"not initialized|does not exist"):
+            session.run(call)
