@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from remapping import values
-from tensorflow.python.eager.polymorphic_function import tracing_compilation
+from tensorflow.python.eager.polymorphic_function import polymorphic_function, tracing_compilation
+from tensorflow.python.profiler import trace
 
 import tf_fused_ops as tfo
 from tf_fused_ops import call_cache
@@ -268,3 +269,62 @@ def test_errors_of_known_calls():
         settled(compiled, X, tf.constant(0))
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"indices = 9 is not in \[0, 3\)"):
             compiled(X, tf.constant(9))
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 9, 30])
+def test_warnings_of_retracing(calls, monkeypatch):
+    """TensorFlow warns of the same functions as if it had seen all calls."""
+    warnings = []
+    monkeypatch.setattr(
+        polymorphic_function.logging, "warning", lambda text, *args: warnings.append(text)
+    )
+
+    def warned(decorator):
+        manager = polymorphic_function._FrequentTracingDetectorManager()
+        monkeypatch.setattr(polymorphic_function, "_frequent_tracing_detector_manager", manager)
+        warnings.clear()
+        compiled = decorator(lambda x: x + 1.0)
+        for size in range(6):
+            for _ in range(calls):
+                compiled(tf.zeros([size]))
+        return len(warnings)
+
+    assert warned(tfo.function) == warned(tf.function)
+    assert calls > 1 or warned(tfo.function) > 0
+
+
+def test_profiled_calls(searches, tmp_path):
+    """A profiler is told of known calls, too."""
+    compiled = tfo.function(lambda x, y: x - 2 * y)
+    settled(compiled, X, Y)
+    names = []
+
+    class Trace(trace.Trace):
+        def __init__(self, name, **kwargs):
+            names.append(name)
+            super().__init__(name, **kwargs)
+
+    tf.profiler.experimental.start(str(tmp_path))
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trace, "Trace", Trace)
+            count, result = searches(compiled, Z, X)
+    finally:
+        tf.profiler.experimental.stop()
+    assert (count, names) == (0, [compiled.name])
+    np.testing.assert_array_equal(result, Z - 2 * X)
+
+
+def test_traceback_of_a_known_call():
+    """Shows no more of TensorFlow than that of any other call."""
+    compiled = tfo.function(lambda x, i: tf.gather(x, i))
+    settled(compiled, X, 1)
+    index = tf.constant(0)
+    settled(compiled, X, index)
+    tracebacks = []
+    for decorated in (compiled, tf.function(lambda x, i: tf.gather(x, i))):
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            decorated(X, tf.constant(7))
+        tracebacks.append([str(entry.path) for entry in caught.traceback])
+    ours, stock = ([path for path in paths if "/tensorflow/" in path] for paths in tracebacks)
+    assert len(ours) <= len(stock)

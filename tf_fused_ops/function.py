@@ -4,10 +4,19 @@ import dataclasses
 
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import func_graph, ops
-from tensorflow.python.util import deprecation, tf_decorator, tf_stack
+from tensorflow.python.profiler import trace
+from tensorflow.python.util import deprecation, tf_decorator, tf_stack, traceback_utils
 
 from tf_fused_ops import call_cache
 from tf_fused_ops.remapper import RemapOptions, tracing
+
+# As many calls without tracing as TensorFlow looks back, and more.
+_COUNTED_CALLS = 16
+
+
+@traceback_utils.filter_traceback
+def _raise_filtered(error):
+    raise error
 
 
 class Function(polymorphic_function.Function):
@@ -25,6 +34,28 @@ class Function(polymorphic_function.Function):
         self._remap = remap or RemapOptions()
         self.remap_reports = []
         self._calls = call_cache.CallCache()
+        self._known_calls = 0  # since the last that TensorFlow knows of
+
+    def __call__(self, *args, **kwargs):
+        # What TensorFlow does around a call takes as long as a small graph.
+        if not self._run_functions_eagerly and not trace.enabled():
+            description, tensors = call_cache.describe(args, kwargs)
+            found = self._calls.find(description)
+            if found is not None:
+                self._known_calls += 1
+                try:
+                    return found(tensors)
+                except Exception as error:
+                    _raise_filtered(error)
+        self._count_known_calls()
+        return super().__call__(*args, **kwargs)
+
+    def _count_known_calls(self):
+        """Tells TensorFlow, which warns where too few calls go without tracing, of some of them."""
+        manager = polymorphic_function._frequent_tracing_detector_manager
+        for _ in range(min(self._known_calls, _COUNTED_CALLS)):
+            manager.called_without_tracing(self._key_for_call_stats)
+        self._known_calls = 0
 
     def _call(self, *args, **kwargs):
         description, tensors = call_cache.describe(args, kwargs)
