@@ -8,6 +8,7 @@ import tensorflow as tf
 from remapping import values
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+from test_bad_input_raw import RAW, ones, raw
 
 import tf_fused_ops as tfo
 from tf_fused_ops.short_graphs import ShortGraph
@@ -206,3 +207,16 @@ def test_what_is_no_longer_read_is_let_go():
     # The saved pre-activation, which nothing reads, and the first operand.
     assert {made[1], first[0]} <= set(none_done)
     np.testing.assert_array_equal(short.run([A, B[:, :6], C[:6]])[0], expected)
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_every_op(name):
+    """Each runs with what is left of its attributes, and does the same as with all of them."""
+    arguments = {key: ones(name, key, value) for key, value in RAW[name].items()}
+    expected = tf.nest.flatten(raw(name)(**arguments))
+    trace = tf.function(lambda: raw(name)(**arguments)).get_concrete_function()
+    results = ShortGraph(trace.graph).run(trace.captured_inputs)
+    for ours, theirs in zip(results, expected, strict=True):
+        assert ours.shape == theirs.shape
+        if name != "random_words":
+            np.testing.assert_array_equal(ours, theirs)

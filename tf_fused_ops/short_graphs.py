@@ -4,6 +4,8 @@ TensorFlow hands the graph of a function to another thread and waits for it, whi
 a small fused op does.
 """
 
+import itertools
+
 import tensorflow as tf
 from tensorflow.python.eager import context, execute, record
 from tensorflow.python.ops import summary_ops_v2
@@ -30,11 +32,20 @@ def wanted():
 
 
 def _attributes(op):
-    return tuple(
-        part
+    """Names and values of an op's attributes. Each costs time, so there are few of those that have
+    their default: the runtime wants to be told types, and how long lists are."""
+    given, arguments = op.node_def.attr, (*op.op_def.input_arg, *op.op_def.output_arg)
+    lengths = {argument.number_attr for argument in arguments}
+    names = [
+        attribute.name
         for attribute in op.op_def.attr
-        for part in (attribute.name, op.get_attr(attribute.name))
-    )
+        if attribute.type == "type"
+        or attribute.name in lengths
+        or given[attribute.name] != attribute.default_value
+    ]
+    values = [op.get_attr(name) for name in names]
+    enums = [v.as_datatype_enum if isinstance(v, tf.DType) else v for v in values]
+    return tuple(itertools.chain.from_iterable(zip(names, enums, strict=True)))
 
 
 def _is_fused(op):
