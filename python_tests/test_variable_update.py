@@ -16,6 +16,11 @@ RATE, DECAY, GAIN, EPSILON, MOMENTUM = 0.125, 0.9, 0.1, 1e-3, 0.8
 RMSPROP = (RATE, DECAY, GAIN, EPSILON)
 
 
+def adamw(g, x, m, v, alpha, m_rate, v_rate, epsilon, decay, rate):
+    m, v = m + m_rate * (g - m), v + v_rate * (g * g - v)
+    return x - decay * rate * x - alpha * m / (tf.sqrt(v) + epsilon), m, v
+
+
 def amsgrad(g, x, m, v, largest, alpha, m_rate, v_rate, epsilon):
     m, v = m + m_rate * (g - m), v + v_rate * (g * g - v)
     largest = tf.maximum(largest, v)
@@ -73,6 +78,7 @@ def lion(g, x, m, rate, m_share, g_share, decay, gain):
 
 # Formula: number of states, factors.
 FORMULAS = {
+    adamw: (2, (*RMSPROP, 0.1, RATE)),
     amsgrad: (3, RMSPROP),
     nadam: (2, (*RMSPROP, 0.8, 0.3, 0.15, 0.2, 0.1)),
     adamax: (2, (RATE, GAIN, DECAY, EPSILON, 0.3)),

@@ -12,6 +12,7 @@
 namespace tfo {
 
 enum class Formula : int {
+  kAdamw,
   kAmsgrad,
   kNadam,
   kAdamax,
@@ -35,6 +36,9 @@ struct FormulaSignature {
 };
 
 inline constexpr FormulaSignature kFormulas[] = {
+    {"adamw",
+     {"m", "v"},
+     {"alpha", "m_rate", "v_rate", "epsilon", "decay", "rate"}},
     {"amsgrad",
      {"m", "v", "largest"},
      {"alpha", "m_rate", "v_rate", "epsilon"}},

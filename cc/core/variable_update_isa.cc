@@ -20,6 +20,20 @@ TFO_INLINE void Approach(V& average, V value, V rate) {
   average += rate * (value - average);
 }
 
+// Loshchilov and Hutter, arXiv:1711.05101.
+struct Adamw {
+  template <class A, class V>
+  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+    V &m = states[0], &v = states[1];
+    const V alpha = factors[0], epsilon = factors[3];
+    const V decay = factors[4], rate = factors[5];
+    Approach(m, g, factors[1]);
+    Approach(v, g * g, factors[2]);
+    x -= x * decay * rate;
+    x -= alpha * m / (SquareRoot<A>(v) + epsilon);
+  }
+};
+
 // Reddi et al., arXiv:1904.09237.
 struct Amsgrad {
   template <class A, class V>
@@ -174,6 +188,7 @@ void VariableUpdate(const VariableUpdateArgs& args, const Parallel& parallel) {
 #define TFO_CASE(F, ...) \
   case Formula::F:       \
     return Update<T, Formula::F, __VA_ARGS__>(args, parallel)
+      TFO_CASE(kAdamw, Adamw);
       TFO_CASE(kAmsgrad, Amsgrad);
       TFO_CASE(kNadam, Nadam);
       TFO_CASE(kAdamax, Adamax);

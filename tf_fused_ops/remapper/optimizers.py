@@ -71,7 +71,22 @@ class NesterovMomentum(Momentum):
         return self._decayed(velocity, rate, gradient, momentum)
 
 
-class Adam(VariableUpdate):
+class _Adam:
+    """Stock code of Adam, to be a method of rules."""
+
+    def move(self, variable, m, v, alpha, m_rate, v_rate, epsilon, gradient):
+        kept = {
+            "m": self.approach(m, gradient, m_rate),
+            "v": self.approach(v, tf.raw_ops.Square(x=gradient), v_rate),
+        }
+        step = tf.raw_ops.Mul(x=self.read(m, gradient), y=alpha)
+        root = tf.raw_ops.AddV2(x=tf.raw_ops.Sqrt(x=self.read(v, gradient)), y=epsilon)
+        step = tf.raw_ops.RealDiv(x=step, y=root)
+        changed = tf.raw_ops.AssignSubVariableOp(resource=variable, value=step)
+        return kept | {"variable": changed}
+
+
+class Adam(_Adam, VariableUpdate):
     """variable -= alpha * m / (sqrt(v) + epsilon), m and v being moments of the gradient.
 
     First m += m_rate * (gradient - m) and v += v_rate * (gradient^2 - v). The rates are 1 - beta
@@ -91,15 +106,8 @@ class Adam(VariableUpdate):
         return {"m_rate": (0, None), "v_rate": (0, None)}
 
     def stock(self, attrs, variable, m, v, alpha, epsilon, gradient):
-        kept = {
-            "m": self.approach(m, gradient, attrs["m_rate"]),
-            "v": self.approach(v, tf.raw_ops.Square(x=gradient), attrs["v_rate"]),
-        }
-        step = tf.raw_ops.Mul(x=self.read(m, gradient), y=alpha)
-        root = tf.raw_ops.AddV2(x=tf.raw_ops.Sqrt(x=self.read(v, gradient)), y=epsilon)
-        step = tf.raw_ops.RealDiv(x=step, y=root)
-        changed = tf.raw_ops.AssignSubVariableOp(resource=variable, value=step)
-        return kept | {"variable": changed}
+        rates = attrs["m_rate"], attrs["v_rate"]
+        return self.move(variable, m, v, alpha, *rates, epsilon, gradient)
 
     def check(self, match):
         for name in ("m_rate", "v_rate"):
@@ -115,6 +123,25 @@ class Adam(VariableUpdate):
         betas = [constant(_complement(match.attrs[name]), dtype) for name in ("m_rate", "v_rate")]
         state = map(given.get, self.resources)
         return [*state, zero, zero, given["alpha"], *betas, given["epsilon"], given["gradient"]]
+
+
+class Adamw(_Adam, FormulaUpdate):
+    """As Adam, after variable -= variable * decay * rate.
+
+    Loshchilov and Hutter, arXiv:1711.05101.
+    """
+
+    family = "adamw"
+    label_text = "AdamW"
+    anchor = "AssignSubVariableOp"
+    states = ("m", "v")
+    factors = ("alpha", "m_rate", "v_rate", "epsilon", "decay", "rate")
+
+    def stock(self, attrs, variable, m, v, decay, rate, alpha, m_rate, v_rate, epsilon, gradient):
+        lost = tf.raw_ops.Mul(x=self.read(variable, gradient), y=decay)
+        lost = tf.raw_ops.Mul(x=lost, y=rate)
+        kept = {"decayed": tf.raw_ops.AssignSubVariableOp(resource=variable, value=lost)}
+        return kept | self.move(variable, m, v, alpha, m_rate, v_rate, epsilon, gradient)
 
 
 class Amsgrad(FormulaUpdate):
@@ -350,8 +377,15 @@ class Lion(FormulaUpdate):
 
 
 UPDATES = (
-    *(GradientDescent(), Momentum(), NesterovMomentum(), Adam(), Amsgrad(), Nadam(), Adamax()),
-    *(Rmsprop(), RmspropMomentum(), CenteredRmsprop(), CenteredRmspropMomentum()),
+    *(GradientDescent(), Momentum(), NesterovMomentum(), Adam(), Adamw(), Amsgrad()),
+    *(
+        Nadam(),
+        Adamax(),
+        Rmsprop(),
+        RmspropMomentum(),
+        CenteredRmsprop(),
+        CenteredRmspropMomentum(),
+    ),
     *(Adagrad(), Adadelta(), Lion()),
 )
 

@@ -48,7 +48,7 @@ class UpdateCandidate(Candidate):
 
 
 def candidates(view, anchor, options):
-    """Returns the updates that may end at an op, those that begin last first.
+    """Returns the updates that may end at an op, the longest first, and those that begin last.
 
     Args:
         view: The GraphView of a graph whose ops are in the order of the program.
@@ -65,7 +65,8 @@ def candidates(view, anchor, options):
                 if places == sorted(places):
                     match = Match(nodes, _operands(binding), {}, binding.parameters)
                     found.append((places, UpdateCandidate(rule, match, (), view)))
-    return [candidate for _, candidate in sorted(found, key=lambda item: item[0], reverse=True)]
+    found.sort(key=lambda item: (len(item[1].nodes), item[0]), reverse=True)
+    return [candidate for _, candidate in found]
 
 
 def _operands(binding):
@@ -90,4 +91,5 @@ def _pattern(rule, dtype):
         dataclasses.replace(node, commutative=node.inputs != _STEP and node.commutative)
         for node in traced.nodes
     )
-    return dataclasses.replace(traced, nodes=tuple(nodes))
+    # An update ends where the search begins.
+    return dataclasses.replace(traced, nodes=tuple(nodes), anchor=len(traced.nodes) - 1)
