@@ -18,8 +18,11 @@ constexpr int64_t kMostIntegerColumns = 512, kLeastIntegerColumns = 128;
 constexpr int64_t kIntegerTasksOfWorker = 4;
 // Of the depth, which all columns of a task go through in turn.
 constexpr int64_t kIntegerDepth = 256;
-// Rows of the weights that are fetched ahead.
-constexpr int64_t kIntegersAhead = 32;
+// Rows of the weights that are fetched ahead, into the second-level cache,
+// which takes more requests at a time (measured on a Zen 4, one row times
+// 4096x11008: 0.66 of the time, with two threads 0.8; one line of each row into
+// the first does nothing).
+constexpr int64_t kIntegersAhead = 64;
 
 // More rows are worth packing for.
 constexpr int64_t kFewQuantizedRows = 16;
@@ -187,8 +190,13 @@ class FewQuantizedRows {
     int64_t k = 0;
     for (; k + kGroupSize <= b.depth; k += kGroupSize) {
 #pragma GCC unroll 4
-      for (int i = 0; i < kGroupSize; ++i)
-        __builtin_prefetch(from + (kIntegersAhead + i) * args_.columns);
+      for (int i = 0; i < kGroupSize; ++i) {
+        const std::int8_t* const ahead =
+            from + (kIntegersAhead + i) * args_.columns;
+#pragma GCC unroll 4
+        for (int line = 0; line < kBlocks * kMixedColumns; line += 64)
+          __builtin_prefetch(ahead + line, 0, 2);
+      }
       add(kGroupSize);
       from += kGroupSize * args_.columns;
       ++a;
