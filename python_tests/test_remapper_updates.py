@@ -9,20 +9,19 @@ from tolerances import assert_as_exact, assert_close
 
 from tf_fused_ops import RemapOptions, accelerate
 from tf_fused_ops.function import function
-from tf_fused_ops.remapper import convert, optimizers
+from tf_fused_ops.remapper import convert, kernels, optimizers
 
 keras = pytest.importorskip("keras")
 
 SHAPE = (7, 5)
-OPS = {
-    "gradient_descent": "ResourceApplyGradientDescent",
+OPS = dict.fromkeys((u.name for u in optimizers.UPDATES), "TfFusedOps>UpdateVariable")
+OPS["gradient_descent"] = "ResourceApplyGradientDescent"
+# Where that has no kernel.
+STOCK_OPS = {
     "momentum": "ResourceApplyKerasMomentum",
     "nesterov_momentum": "ResourceApplyKerasMomentum",
     "adam": "ResourceApplyAdam",
 }
-# Those that TensorFlow has no op for.
-FORMULAS = tuple(u.name for u in optimizers.UPDATES if u.name not in OPS)
-OPS |= dict.fromkeys(FORMULAS, "TfFusedOps>UpdateVariable")
 
 
 class State:
@@ -87,8 +86,6 @@ def lion(state, gradient, rate=0.1):
 
 
 UPDATES = (gradient_descent, momentum, nesterov_momentum, adam, rmsprop, adagrad, lion)
-# Not rounded, and neither are their complements.
-BETAS = {"beta_1": 0.75, "beta_2": 0.96875}
 
 
 def run(program, counts, dtype="float32", shape=SHAPE, given=None, steps=3, **options):
@@ -114,9 +111,9 @@ def run(program, counts, dtype="float32", shape=SHAPE, given=None, steps=3, **op
         assert_close(program.__name__, fused, stock, dtype)
     assert rule_counts(compiled) == counts
     concrete = compiled.get_concrete_function(tf.TensorSpec(given or shape, dtype))
-    for rule in OPS:
-        fused = sum(n for name, n in counts.items() if OPS[name] == OPS[rule])
-        assert op_counts(concrete)[OPS[rule]] == fused
+    for op_type in {*OPS.values(), *STOCK_OPS.values()}:
+        fused = sum(n for name, n in counts.items() if OPS[name] == op_type)
+        assert op_counts(concrete)[op_type] == fused
     return compiled
 
 
@@ -136,6 +133,29 @@ def test_shapes(update, shape):
     run(update, {update.__name__: 1}, shape=shape)
 
 
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """A device without UpdateVariable."""
+    has_kernel, missing = kernels.has_kernel, OPS["adam"]
+    monkeypatch.setattr(
+        kernels,
+        "has_kernel",
+        lambda op_type, *others: op_type != missing and has_kernel(op_type, *others),
+    )
+    for rule, op_type in STOCK_OPS.items():
+        monkeypatch.setitem(OPS, rule, op_type)
+
+
+@pytest.mark.parametrize("update", [momentum, nesterov_momentum, adam])
+def test_elsewhere(update, elsewhere):
+    run(update, {update.__name__: 1})
+
+
+def test_elsewhere_there_are_fewer(elsewhere):
+    compiled = run(rmsprop, {})
+    assert "UpdateVariable has no float32 kernel" in reasons(compiled)["rmsprop"]
+
+
 @pytest.mark.parametrize(
     ("optimizer", "options", "counts"),
     [
@@ -146,11 +166,11 @@ def test_shapes(update, shape):
         ("SGD", {"momentum": 0.9, "weight_decay": 0.01}, {"gradient_descent": 4, "momentum": 4}),
         # A moving average reads the variables afterwards.
         ("SGD", {"momentum": 0.9, "use_ema": True}, {"momentum": 4}),
-        ("Adam", BETAS, {"adam": 4}),
-        ("Adam", {"global_clipnorm": 0.1, "epsilon": 1e-3} | BETAS, {"adam": 4}),
+        ("Adam", {}, {"adam": 4}),
+        ("Adam", {"global_clipnorm": 0.1, "epsilon": 1e-3}, {"adam": 4}),
         ("AdamW", {}, {"adamw": 4}),
         ("AdamW", {"clipnorm": 0.1, "use_ema": True}, {"adamw": 4}),
-        ("Adam", {"use_ema": True, "ema_overwrite_frequency": 2} | BETAS, {"adam": 4}),
+        ("Adam", {"use_ema": True, "ema_overwrite_frequency": 2}, {"adam": 4}),
         ("Adam", {"amsgrad": True}, {"amsgrad": 4}),
         ("Nadam", {}, {"nadam": 4}),
         ("Adamax", {}, {"adamax": 4}),
@@ -515,7 +535,7 @@ def test_rate_that_is_made_in_between():
     run(program, {"adam": 1})
 
 
-def test_default_betas_of_adam():
+def test_default_betas_of_adam(elsewhere):
     """Keras rounds beta where it corrects the bias and 1 - beta elsewhere, the fused op only beta:
     its moments are a little off, but the variable is nearer to the published formula."""
     rate, first, second, gradients = 0.01, 0.9, 0.999, values(*[SHAPE] * 5, seed=3)
@@ -540,7 +560,7 @@ def test_default_betas_of_adam():
         np.testing.assert_allclose(moment, reference, rtol=2e-5, atol=1e-8)
 
 
-def test_rate_of_adam_whose_complement_is_rounded():
+def test_rate_of_adam_whose_complement_is_rounded(elsewhere):
     def program(state, gradient):
         state.velocity.assign_add((gradient - state.velocity) * 0.1)
         state.square.assign_add((tf.square(gradient) - state.square) * 0.0001)

@@ -16,6 +16,21 @@ RATE, DECAY, GAIN, EPSILON, MOMENTUM = 0.125, 0.9, 0.1, 1e-3, 0.8
 RMSPROP = (RATE, DECAY, GAIN, EPSILON)
 
 
+def momentum(g, x, velocity, rate, momentum):
+    velocity = momentum * velocity - rate * g
+    return x + velocity, velocity
+
+
+def nesterov_momentum(g, x, velocity, rate, momentum):
+    velocity = momentum * velocity - rate * g
+    return x + momentum * velocity - rate * g, velocity
+
+
+def adam(g, x, m, v, alpha, m_rate, v_rate, epsilon):
+    m, v = m + m_rate * (g - m), v + v_rate * (g * g - v)
+    return x - alpha * m / (tf.sqrt(v) + epsilon), m, v
+
+
 def adamw(g, x, m, v, alpha, m_rate, v_rate, epsilon, decay, rate):
     m, v = m + m_rate * (g - m), v + v_rate * (g * g - v)
     return x - decay * rate * x - alpha * m / (tf.sqrt(v) + epsilon), m, v
@@ -78,6 +93,9 @@ def lion(g, x, m, rate, m_share, g_share, decay, gain):
 
 # Formula: number of states, factors.
 FORMULAS = {
+    momentum: (1, (RATE, MOMENTUM)),
+    nesterov_momentum: (1, (RATE, MOMENTUM)),
+    adam: (2, RMSPROP),
     adamw: (2, (*RMSPROP, 0.1, RATE)),
     amsgrad: (3, RMSPROP),
     nadam: (2, (*RMSPROP, 0.8, 0.3, 0.15, 0.2, 0.1)),

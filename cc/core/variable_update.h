@@ -1,6 +1,6 @@
 // What optimizers do to a variable, in one pass over it, its gradient and what
-// they keep of it; those that TensorFlow has no op for. Results depend on
-// values only, never on the number of threads.
+// they keep of it. Results depend on values only, never on the number of
+// threads.
 #ifndef TFO_CC_CORE_VARIABLE_UPDATE_H_
 #define TFO_CC_CORE_VARIABLE_UPDATE_H_
 
@@ -12,6 +12,9 @@
 namespace tfo {
 
 enum class Formula : int {
+  kMomentum,
+  kNesterovMomentum,
+  kAdam,
   kAdamw,
   kAmsgrad,
   kNadam,
@@ -36,6 +39,9 @@ struct FormulaSignature {
 };
 
 inline constexpr FormulaSignature kFormulas[] = {
+    {"momentum", {"velocity"}, {"rate", "momentum"}},
+    {"nesterov_momentum", {"velocity"}, {"rate", "momentum"}},
+    {"adam", {"m", "v"}, {"alpha", "m_rate", "v_rate", "epsilon"}},
     {"adamw",
      {"m", "v"},
      {"alpha", "m_rate", "v_rate", "epsilon", "decay", "rate"}},

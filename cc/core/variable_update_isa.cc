@@ -20,16 +20,30 @@ TFO_INLINE void Approach(V& average, V value, V rate) {
   average += rate * (value - average);
 }
 
-// Loshchilov and Hutter, arXiv:1711.05101.
-struct Adamw {
+// Sutskever et al., "On the importance of initialization and momentum in deep
+// learning", 2013.
+template <bool kNesterov>
+struct Momentum {
+  template <class A, class V>
+  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+    V& velocity = states[0];
+    const V rate = factors[0], momentum = factors[1];
+    velocity = momentum * velocity - rate * g;
+    x += kNesterov ? momentum * velocity - rate * g : velocity;
+  }
+};
+
+// Kingma and Ba, arXiv:1412.6980, end of section 2; with a decay of the
+// variable, Loshchilov and Hutter, arXiv:1711.05101.
+template <bool kDecays>
+struct Adam {
   template <class A, class V>
   static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
     V &m = states[0], &v = states[1];
     const V alpha = factors[0], epsilon = factors[3];
-    const V decay = factors[4], rate = factors[5];
     Approach(m, g, factors[1]);
     Approach(v, g * g, factors[2]);
-    x -= x * decay * rate;
+    if constexpr (kDecays) x -= x * factors[4] * factors[5];
     x -= alpha * m / (SquareRoot<A>(v) + epsilon);
   }
 };
@@ -188,7 +202,10 @@ void VariableUpdate(const VariableUpdateArgs& args, const Parallel& parallel) {
 #define TFO_CASE(F, ...) \
   case Formula::F:       \
     return Update<T, Formula::F, __VA_ARGS__>(args, parallel)
-      TFO_CASE(kAdamw, Adamw);
+      TFO_CASE(kMomentum, Momentum<false>);
+      TFO_CASE(kNesterovMomentum, Momentum<true>);
+      TFO_CASE(kAdam, Adam<false>);
+      TFO_CASE(kAdamw, Adam<true>);
       TFO_CASE(kAmsgrad, Amsgrad);
       TFO_CASE(kNadam, Nadam);
       TFO_CASE(kAdamax, Adamax);

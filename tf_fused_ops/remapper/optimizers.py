@@ -1,17 +1,10 @@
-"""Rules for the formulas of optimizers, as Keras and others write them.
-
-The fused ops are TensorFlow's own where it has one for the formula, otherwise `UpdateVariable`.
-"""
+"""Rules for the formulas of optimizers, as Keras and others write them."""
 
 from typing import ClassVar
 
 import tensorflow as tf
 
-from tf_fused_ops.remapper.emission import constant
 from tf_fused_ops.remapper.variable_update import FormulaUpdate, VariableUpdate
-
-# How far the fused op may be from a rate of Adam's, of which it is given the complement.
-_MAX_ROUNDING = 1e-4
 
 
 class GradientDescent(VariableUpdate):
@@ -30,33 +23,27 @@ class GradientDescent(VariableUpdate):
         return {"variable": tf.raw_ops.AssignSubVariableOp(resource=variable, value=step)}
 
 
-class Momentum(VariableUpdate):
+class Momentum(FormulaUpdate):
     """velocity = momentum * velocity - rate * gradient; variable += velocity."""
 
     family = "momentum"
     label_text = "gradient descent with momentum"
     anchor = "AssignAddVariableOp"
-    resources = ("variable", "velocity")
-    operands: ClassVar = {
-        "variable": (0,), "velocity": (0,), "rate": (0,), "gradient": (), "momentum": (0,)
-    }  # fmt: skip
-    fused_ops = ("ResourceApplyKerasMomentum",)
-    fused_attrs: ClassVar = {"use_locking": True}
+    states = ("velocity",)
+    factors = ("rate", "momentum")
 
-    def stock(self, attrs, variable, velocity, rate, gradient, momentum):
-        old = tf.raw_ops.ReadVariableOp(resource=velocity, dtype=gradient.dtype)
-        decayed = self._decayed(old, rate, gradient, momentum)
+    def stock(self, attrs, variable, velocity, rate, momentum, gradient):
+        decayed = self._decayed(self.read(velocity, gradient), rate, momentum, gradient)
         kept = tf.raw_ops.AssignVariableOp(resource=velocity, value=decayed)
-        new = tf.raw_ops.ReadVariableOp(resource=velocity, dtype=gradient.dtype)
-        step = self._step(new, rate, gradient, momentum)
+        step = self._step(self.read(velocity, gradient), rate, momentum, gradient)
         changed = tf.raw_ops.AssignAddVariableOp(resource=variable, value=step)
         return {"velocity": kept, "variable": changed}
 
-    def _decayed(self, velocity, rate, gradient, momentum):
+    def _decayed(self, velocity, rate, momentum, gradient):
         decayed = tf.raw_ops.Mul(x=velocity, y=momentum)
         return tf.raw_ops.Sub(x=decayed, y=tf.raw_ops.Mul(x=gradient, y=rate))
 
-    def _step(self, velocity, rate, gradient, momentum):
+    def _step(self, velocity, rate, momentum, gradient):
         return velocity
 
 
@@ -65,16 +52,26 @@ class NesterovMomentum(Momentum):
 
     family = "nesterov_momentum"
     label_text = "gradient descent with Nesterov's momentum"
-    fused_attrs: ClassVar = {"use_locking": True, "use_nesterov": True}
 
-    def _step(self, velocity, rate, gradient, momentum):
-        return self._decayed(velocity, rate, gradient, momentum)
+    def _step(self, velocity, rate, momentum, gradient):
+        return self._decayed(velocity, rate, momentum, gradient)
 
 
-class _Adam:
-    """Stock code of Adam, to be a method of rules."""
+class Adam(FormulaUpdate):
+    """variable -= alpha * m / (sqrt(v) + epsilon), m and v being moments of the gradient.
 
-    def move(self, variable, m, v, alpha, m_rate, v_rate, epsilon, gradient):
+    First m += m_rate * (gradient - m) and v += v_rate * (gradient^2 - v). The rates are 1 - beta
+    for both betas; alpha is the learning rate with the correction of the moments' bias. Kingma and
+    Ba, "Adam: a method for stochastic optimization", 2015, end of section 2.
+    """
+
+    family = "adam"
+    label_text = "Adam"
+    anchor = "AssignSubVariableOp"
+    states = ("m", "v")
+    factors = ("alpha", "m_rate", "v_rate", "epsilon")
+
+    def stock(self, attrs, variable, m, v, alpha, m_rate, v_rate, epsilon, gradient):
         kept = {
             "m": self.approach(m, gradient, m_rate),
             "v": self.approach(v, tf.raw_ops.Square(x=gradient), v_rate),
@@ -86,46 +83,7 @@ class _Adam:
         return kept | {"variable": changed}
 
 
-class Adam(_Adam, VariableUpdate):
-    """variable -= alpha * m / (sqrt(v) + epsilon), m and v being moments of the gradient.
-
-    First m += m_rate * (gradient - m) and v += v_rate * (gradient^2 - v). The rates are 1 - beta
-    for both betas; alpha is the learning rate with the correction of the moments' bias. Kingma and
-    Ba, "Adam: a method for stochastic optimization", 2015, end of section 2.
-    """
-
-    family = "adam"
-    label_text = "Adam"
-    anchor = "AssignSubVariableOp"
-    resources = ("variable", "m", "v")
-    operands: ClassVar = dict.fromkeys((*resources, "alpha", "epsilon"), (0,)) | {"gradient": ()}
-    fused_ops = ("ResourceApplyAdam",)
-    fused_attrs: ClassVar = {"use_locking": True}
-
-    def parameters(self, attrs):
-        return {"m_rate": (0, None), "v_rate": (0, None)}
-
-    def stock(self, attrs, variable, m, v, alpha, epsilon, gradient):
-        rates = attrs["m_rate"], attrs["v_rate"]
-        return self.move(variable, m, v, alpha, *rates, epsilon, gradient)
-
-    def check(self, match):
-        for name in ("m_rate", "v_rate"):
-            rate, beta = match.attrs[name], _complement(match.attrs[name])
-            if abs(_complement(beta) - rate) > _MAX_ROUNDING * abs(rate):
-                return f"1 - {rate:g} is rounded to {beta:g}, which says too little of {rate:g}"
-        return super().check(match)
-
-    def inputs(self, match):
-        given, dtype = match.operands, match.operands["gradient"].dtype
-        # Alpha is corrected already: with powers of zero it is taken as it is.
-        zero = constant(0, dtype)
-        betas = [constant(_complement(match.attrs[name]), dtype) for name in ("m_rate", "v_rate")]
-        state = map(given.get, self.resources)
-        return [*state, zero, zero, given["alpha"], *betas, given["epsilon"], given["gradient"]]
-
-
-class Adamw(_Adam, FormulaUpdate):
+class Adamw(Adam):
     """As Adam, after variable -= variable * decay * rate.
 
     Loshchilov and Hutter, arXiv:1711.05101.
@@ -133,15 +91,13 @@ class Adamw(_Adam, FormulaUpdate):
 
     family = "adamw"
     label_text = "AdamW"
-    anchor = "AssignSubVariableOp"
-    states = ("m", "v")
-    factors = ("alpha", "m_rate", "v_rate", "epsilon", "decay", "rate")
+    factors = (*Adam.factors, "decay", "rate")
 
-    def stock(self, attrs, variable, m, v, decay, rate, alpha, m_rate, v_rate, epsilon, gradient):
-        lost = tf.raw_ops.Mul(x=self.read(variable, gradient), y=decay)
+    def stock(self, attrs, variable, decay, rate, **adam):
+        lost = tf.raw_ops.Mul(x=self.read(variable, adam["gradient"]), y=decay)
         lost = tf.raw_ops.Mul(x=lost, y=rate)
         kept = {"decayed": tf.raw_ops.AssignSubVariableOp(resource=variable, value=lost)}
-        return kept | self.move(variable, m, v, alpha, m_rate, v_rate, epsilon, gradient)
+        return kept | super().stock(attrs, variable, **adam)
 
 
 class Amsgrad(FormulaUpdate):
@@ -388,8 +344,3 @@ UPDATES = (
     ),
     *(Adagrad(), Adadelta(), Lion()),
 )
-
-
-def _complement(rate):
-    """Returns 1 - rate as the fused op computes it."""
-    return rate.dtype.type(1) - rate

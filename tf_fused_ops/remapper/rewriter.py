@@ -307,7 +307,9 @@ class _Rewriter:
                 self._replace_update(candidate)
                 return
             refused.append((candidate, reason))
-        for candidate, reason in refused[:1]:
+        # Of a rule with ops for several devices, why the last one is none.
+        alike = [item for item in refused if item[0].rule.name == refused[0][0].rule.name]
+        for candidate, reason in alike[-1:]:
             self._refuse(candidate, reason)
 
     def _replace_update(self, candidate):

@@ -78,12 +78,15 @@ class FormulaUpdate(VariableUpdate):
     constants: tuple = ()
     fused_ops = ("TfFusedOps>UpdateVariable",)
 
+    @property
+    def fused_attrs(self):
+        return {"formula": self.family}
+
     def __init_subclass__(cls):
         cls.resources = ("variable", *cls.states)
         scalars = dict.fromkeys((*cls.resources, *cls.factors), (0,))
         operands = {name: ranks for name, ranks in scalars.items() if name not in cls.constants}
         cls.operands = operands | {"gradient": ()}
-        cls.fused_attrs = {"formula": cls.family}
 
     def parameters(self, attrs):
         return dict.fromkeys(self.constants, (0, None))

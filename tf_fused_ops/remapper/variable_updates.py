@@ -10,7 +10,7 @@ import functools
 
 import tensorflow as tf
 
-from tf_fused_ops.remapper import pattern
+from tf_fused_ops.remapper import pattern, stock_optimizers
 from tf_fused_ops.remapper.candidate import Candidate
 from tf_fused_ops.remapper.matcher import Matcher
 from tf_fused_ops.remapper.optimizers import UPDATES
@@ -56,7 +56,8 @@ def candidates(view, anchor, options):
         options: RemapOptions.
     """
     dtype, found = anchor.inputs[1].dtype, []
-    for rule in UPDATES:
+    # Of those alike the first will do.
+    for rule in (*UPDATES, *stock_optimizers.UPDATES):
         if rule.anchor == anchor.type and dtype.is_floating and options.allows(rule.name):
             traced = _pattern(rule, dtype)
             for binding in Matcher(traced, view).all_matches(anchor, traced.outputs):
