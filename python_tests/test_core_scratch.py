@@ -7,7 +7,7 @@ from cases import ConvCase
 from tf_fused_ops import _core
 
 MIB = 1 << 20
-# What a thread holds of the images, of filters and of sums (docs/benchmarks.md).
+# What a thread holds of the images, of filters and of sums (docs/memory.md).
 THREAD_BYTES = 3 * MIB // 2
 # Of few pixels, together.
 FEW_PIXELS_BYTES = 16 * MIB

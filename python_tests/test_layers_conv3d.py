@@ -19,6 +19,7 @@ from remapping import FUSED, assert_same, op_counts, values
 
 from tf_fused_ops import layers
 from tf_fused_ops.layers import fused
+from tf_fused_ops.remapper import conv3d
 
 LAYER, STOCK = layers.FusedConv3D, keras.layers.Conv3D
 OP = FUSED["Conv3D"]
@@ -126,6 +127,21 @@ def test_left_to_stock(name, side, told):
     assert fused_counts(layer, x) == {}
     assert reason in told[0]
     assert layer.supports_jit
+
+
+def test_many_channels_are_left_to_stock(told, monkeypatch):
+    monkeypatch.setattr(conv3d, "isa", lambda: "avx512")
+    x, (layer, stock) = (
+        values((2, 4, 6, 5, 9))[0],
+        (c(4, 3, padding="same") for c in (LAYER, STOCK)),
+    )
+    for each in (layer, stock):
+        each.build(x.shape)
+    stock.set_weights(layer.get_weights())
+    trace = tf.function(layer).get_concrete_function(tf.TensorSpec(x.shape))
+    assert op_counts(trace)["Conv3D"] == 1 and OP not in op_counts(trace)
+    assert_same(layer(x), stock(x))
+    assert "stock ops are faster" in told[-1]
 
 
 def test_channels_first_are_left_to_stock(told):

@@ -26,7 +26,7 @@ from transposing import ADDITIONS, BIASES, as_stock, compare, scaled
 
 import tf_fused_ops as tfo
 from tf_fused_ops.function import function
-from tf_fused_ops.remapper import RemapOptions, convert, spellings, trained_convs
+from tf_fused_ops.remapper import RemapOptions, conv3d, convert, spellings, trained_convs
 
 OP = "TfFusedOps>Conv3DBiasAct"
 GRAD = f"{OP}Grad"
@@ -426,6 +426,30 @@ def test_switched_off(pattern, monkeypatch):
     rest = {"*_relu": LINEAR, "*": {}}.get(pattern, {"trained_conv3d": 1})
     assert rule_counts(compiled) == rest
     assert gradient_count(compiled) == len(rest)
+
+
+@pytest.mark.parametrize(
+    ("isa", "window", "channels", "dtype", "fused"),
+    [
+        ("avx512", (3, 3, 3), 9, "float32", False),
+        ("avx512_bf16", (2, 1, 2), 9, "float32", False),
+        ("amx", (3, 3, 3), 9, "float32", True),
+        ("avx2", (3, 3, 3), 9, "float32", True),
+        ("avx512", (3, 3, 3), 8, "float32", True),
+        ("avx512", (1, 3, 3), 9, "float32", True),
+        ("avx512", (3, 1, 1), 9, "float32", True),
+        ("avx512", (3, 3, 3), 9, "bfloat16", True),
+    ],
+)
+def test_many_channels(isa, window, channels, dtype, fused, monkeypatch):
+    monkeypatch.setattr(conv3d, "isa", lambda: isa)
+    args = values((2, 3, 6, 5, channels), (*window, channels, 4), (4,), dtype=dtype)
+    compiled = function(step_of(relu))
+    found = compiled(*args)
+    if dtype == "float32":  # of which stock has gradients
+        scaled(found, step_of(relu)(*args))
+    assert rule_counts(compiled) == ({"conv3d_bias_relu": 1} if fused else {})
+    assert fused or "stock ops are faster" in reasons(compiled)["conv3d_bias_relu"]
 
 
 def block():

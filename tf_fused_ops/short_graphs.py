@@ -49,10 +49,12 @@ def _attributes(op):
 
 
 def _is_fused(op):
-    # One without outputs writes. Those with constant filters keep them packed, each its own.
-    names = [attribute.name for attribute in op.op_def.attr if op.type.startswith(_FUSED)]
-    kept = any(op.get_attr(name) for name in names if name.startswith("constant_"))
-    return op.type.startswith(_FUSED) and bool(op.outputs) and not kept
+    # One without outputs writes.
+    if not op.type.startswith(_FUSED) or not op.outputs:
+        return False
+    # Those with constant filters keep them packed, each its own.
+    names = [attribute.name for attribute in op.op_def.attr]
+    return not any(op.get_attr(name) for name in names if name.startswith("constant_"))
 
 
 def _constants(graph):

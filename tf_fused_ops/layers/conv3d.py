@@ -5,7 +5,7 @@ import keras
 from tf_fused_ops.layers.conv import Convolution
 from tf_fused_ops.layers.fused import lora_or_quantized
 from tf_fused_ops.ops import conv3d_bias_act
-from tf_fused_ops.remapper.conv3d import GAPS, leaves_pixels
+from tf_fused_ops.remapper.conv3d import GAPS, STOCK_IS_FASTER, leaves_pixels, stock_is_faster
 
 
 @keras.saving.register_keras_serializable(package="tf_fused_ops")
@@ -15,9 +15,10 @@ class FusedConv3D(Convolution, keras.layers.Conv3D):
     activation(conv3d(inputs, kernel) + bias + side_input)
 
     Takes the arguments of `keras.layers.Conv3D` and has its weights in its order. LoRA, groups,
-    `data_format="channels_first"` and "same" padding with strides that leave two pixels or more
-    between windows run stock ops; sigmoid, softmax and activations that the fused op does not know
-    follow it as an op of their own. The reason is in the log at TF_CPP_VMODULE=remapper=3.
+    `data_format="channels_first"`, "same" padding with strides that leave two pixels or more
+    between windows, and many channels where stock ops are faster run those; sigmoid, softmax and
+    activations that the fused op does not know follow it as an op of their own. The reason is in
+    the log at TF_CPP_VMODULE=remapper=3.
 
     Call arguments:
         inputs: Tensor (batch, depth, height, width, channels); float16, bfloat16, float32 or
@@ -44,6 +45,11 @@ class FusedConv3D(Convolution, keras.layers.Conv3D):
         ):
             return GAPS
         return lora_or_quantized(self)
+
+    def _unsuited(self, inputs):
+        if stock_is_faster(self.kernel.shape, self.dilation_rate, inputs.dtype):
+            return STOCK_IS_FASTER
+        return super()._unsuited(inputs)
 
     @property
     def _attributes(self):
