@@ -72,15 +72,20 @@ class Adam(FormulaUpdate):
     factors = ("alpha", "m_rate", "v_rate", "epsilon")
 
     def stock(self, attrs, variable, m, v, alpha, m_rate, v_rate, epsilon, gradient):
-        kept = {
+        kept = self._moments(m, v, m_rate, v_rate, gradient)
+        return kept | self._move(variable, m, v, alpha, epsilon, gradient)
+
+    def _moments(self, m, v, m_rate, v_rate, gradient):
+        return {
             "m": self.approach(m, gradient, m_rate),
             "v": self.approach(v, tf.raw_ops.Square(x=gradient), v_rate),
         }
+
+    def _move(self, variable, m, v, alpha, epsilon, gradient):
         step = tf.raw_ops.Mul(x=self.read(m, gradient), y=alpha)
         root = tf.raw_ops.AddV2(x=tf.raw_ops.Sqrt(x=self.read(v, gradient)), y=epsilon)
         step = tf.raw_ops.RealDiv(x=step, y=root)
-        changed = tf.raw_ops.AssignSubVariableOp(resource=variable, value=step)
-        return kept | {"variable": changed}
+        return {"variable": tf.raw_ops.AssignSubVariableOp(resource=variable, value=step)}
 
 
 class Adamw(Adam):
@@ -100,36 +105,25 @@ class Adamw(Adam):
         return kept | super().stock(attrs, variable, **adam)
 
 
-class Amsgrad(FormulaUpdate):
+class Amsgrad(Adam):
     """As Adam, but with the largest v so far (Reddi et al., arXiv:1904.09237)."""
 
     family = "amsgrad"
     label_text = "Adam with the largest second moment"
-    anchor = "AssignSubVariableOp"
-    states = ("m", "v", "largest")
-    factors = ("alpha", "m_rate", "v_rate", "epsilon")
+    states = (*Adam.states, "largest")
 
     def stock(self, attrs, variable, m, v, largest, alpha, m_rate, v_rate, epsilon, gradient):
-        kept = {
-            "m": self.approach(m, gradient, m_rate),
-            "v": self.approach(v, tf.raw_ops.Square(x=gradient), v_rate),
-        }
+        kept = self._moments(m, v, m_rate, v_rate, gradient)
         larger = tf.raw_ops.Maximum(x=self.read(largest, gradient), y=self.read(v, gradient))
         kept["largest"] = tf.raw_ops.AssignVariableOp(resource=largest, value=larger)
-        step = tf.raw_ops.Mul(x=self.read(m, gradient), y=alpha)
-        root = tf.raw_ops.AddV2(x=tf.raw_ops.Sqrt(x=self.read(largest, gradient)), y=epsilon)
-        step = tf.raw_ops.RealDiv(x=step, y=root)
-        changed = tf.raw_ops.AssignSubVariableOp(resource=variable, value=step)
-        return kept | {"variable": changed}
+        return kept | self._move(variable, m, largest, alpha, epsilon, gradient)
 
 
-class Nadam(FormulaUpdate):
+class Nadam(Adam):
     """As Adam, with Nesterov's momentum (Dozat, 2016)."""
 
     family = "nadam"
     label_text = "Adam with Nesterov's momentum"
-    anchor = "AssignSubVariableOp"
-    states = ("m", "v")
     factors = (
         *("rate", "m_rate", "v_rate", "epsilon", "m_share", "m_correction"),
         *("gradient_share", "gradient_correction", "v_correction"),
@@ -139,10 +133,7 @@ class Nadam(FormulaUpdate):
         self, attrs, variable, m, v, rate, m_rate, v_rate, epsilon, m_share, m_correction,
         gradient_share, gradient_correction, v_correction, gradient,
     ):  # fmt: skip
-        kept = {
-            "m": self.approach(m, gradient, m_rate),
-            "v": self.approach(v, tf.raw_ops.Square(x=gradient), v_rate),
-        }
+        kept = self._moments(m, v, m_rate, v_rate, gradient)
         ahead = tf.raw_ops.Mul(x=m_share, y=self.read(m, gradient))
         ahead = tf.raw_ops.RealDiv(x=ahead, y=m_correction)
         now = tf.raw_ops.Mul(x=gradient_share, y=gradient)
