@@ -197,3 +197,9 @@ def test_in_a_process_of_its_own(tmp_path):
     bad = _run("explain", f"{PROGRAMS}:untraceable", "--signature", "float32[2]")
     assert bad.returncode == 2 and bad.stdout == "" and "Traceback" not in bad.stderr
     assert bad.stderr.splitlines()[-1].endswith("this one is broken")
+
+
+def test_rules_with_other_ops_elsewhere(capsys):
+    assert main(["rules", "adam"]) == 0
+    printed = capsys.readouterr().out
+    assert "TfFusedOps>UpdateVariable" in printed and "elsewhere ResourceApplyAdam" in printed

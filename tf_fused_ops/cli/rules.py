@@ -52,8 +52,15 @@ def collect(pattern="*"):
         [{"rule", "family", "chain", "activation", "spellings", "code", "fused_ops", "state"}].
     """
     from tf_fused_ops.cli import stock_code
-    from tf_fused_ops.remapper import caches, recurrent, rules, variable_updates
+    from tf_fused_ops.remapper import (
+        caches,
+        recurrent,
+        rules,
+        stock_optimizers,
+        variable_updates,
+    )
 
+    elsewhere = {rule.name: rule.fused_ops for rule in stock_optimizers.UPDATES}
     table = {}
     for rule in (*rules.RULES, caches.UPDATE_CACHE, *variable_updates.UPDATES):
         if not fnmatch.fnmatchcase(rule.name, pattern):
@@ -66,7 +73,7 @@ def collect(pattern="*"):
             "spellings": [],
             "code": stock_code.of_chain(rule),
             "fused_ops": list(rule.fused_ops),
-            "state": _state(rule.fused_ops),
+            "state": _state(rule.fused_ops, elsewhere.get(rule.name, ())),
         })  # fmt: skip
         spelling = stock_code.of_spelling(rule.spelling, rule.activation.name)
         if spelling not in entry["spellings"]:
@@ -86,8 +93,9 @@ def collect(pattern="*"):
     return sorted(table.values(), key=lambda entry: (entry["family"], entry["rule"]))
 
 
-def _state(op_types):
-    """Returns for which devices and dtypes all ops of a rule have kernels."""
+def _state(op_types, elsewhere=()):
+    """Returns for which devices and dtypes all ops of a rule have kernels, and which ops take their
+    place elsewhere."""
     import tensorflow as tf
 
     from tf_fused_ops.remapper import kernels
@@ -102,6 +110,8 @@ def _state(op_types):
         ]
         if found:
             parts.append(f"{device} ({', '.join(found)})")
+    if elsewhere:
+        parts.append(f"elsewhere {', '.join(elsewhere)}")
     return f"on: {'; '.join(parts)}" if parts else "off: no kernels in this build"
 
 
