@@ -81,5 +81,5 @@ def test_update_has_the_line_of_the_optimizer():
         variable.assign_add(velocity)
 
     concrete = train.get_concrete_function(tf.TensorSpec([]), tf.TensorSpec([5]))
-    (op,) = (op for op in concrete.graph.get_operations() if op.type.startswith("ResourceApply"))
+    (op,) = (op for op in concrete.graph.get_operations() if op.type.endswith("UpdateVariable"))
     assert user_frames(op)[-1][::2] == (__file__, "train")
