@@ -293,7 +293,6 @@ def test_work_of_weights_alone_quantized(bits, read):
 def test_limit_is_the_larger_of_both():
     assert costs.Work(500_000, 1).limit_seconds(ROOFS) == pytest.approx(2e-6)
     assert costs.Work(1, 500_000).limit_seconds(ROOFS) == pytest.approx(1e-5)
-    assert costs.Work(600, 400).intensity() == 3
 
 
 @pytest.mark.parametrize(

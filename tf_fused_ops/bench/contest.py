@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tf_fused_ops.bench import cases, costs, machine
+from tf_fused_ops.bench import machine
 from tf_fused_ops.bench.workers import Worker, WorkerDied, WorkerError
 
 # How far, in multiples of the root mean square, an element may be from the reference's.
@@ -195,8 +195,3 @@ def check_equal(paths, expected, tolerance):
         far = ~(np.abs(np.subtract(value, reference, dtype=np.float64)) <= tolerance * scale)
         if np.mean(far) > FAR_ELEMENTS:
             raise Disagreement(f"output {i} differs in {np.mean(far):.2%} of the elements")
-
-
-def limits(case, roofs):
-    """A dict from mode to the least seconds on a machine with these roofs."""
-    return {mode: costs.work(case, mode).limit_seconds(roofs) for mode in cases.MODES}

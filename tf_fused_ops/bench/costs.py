@@ -35,10 +35,6 @@ class Work(NamedTuple):
         """
         return max(2 * self.macs / roofs.operations, self.bytes / roofs.bytes)
 
-    def intensity(self):
-        """Operations a byte; a multiply-accumulate is two."""
-        return 2 * self.macs / self.bytes
-
 
 class IntegerWork(Work):
     """Likewise, where the multiply-accumulates are of 8-bit integers."""
