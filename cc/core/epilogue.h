@@ -83,12 +83,14 @@ struct Epilogue {
   }
 
   // Whether tiles can write their own sums to y, since no more than scale,
-  // bias, side input and relu is to be done: a pass through memory less.
+  // bias, side input, relu and relu6 is to be done: a pass through memory less.
   TFO_INLINE bool FitsTile() const {
     return kTilesHold<T> && map.c == 1 &&
            columns_together % kTileColumns<Accumulator<T>> == 0 &&
            pre_activation == nullptr &&
-           (activation == Activation::kNone || activation == Activation::kRelu);
+           (activation == Activation::kNone ||
+            activation == Activation::kRelu ||
+            activation == Activation::kRelu6);
   }
 
   // Whether they write all of `channels`.
@@ -117,7 +119,7 @@ struct Epilogue {
         tile->scale = tile_scale == nullptr ? nullptr : tile_scale + channel;
         tile->bias = tile_bias == nullptr ? nullptr : tile_bias + channel;
         tile->side_input = side_input == nullptr ? nullptr : side_input + at;
-        tile->relu = activation == Activation::kRelu;
+        tile->activation = activation;
         tile->stream = stream;
         return true;
       }

@@ -14,6 +14,7 @@
 #include "cc/core/moments.h"
 #include "cc/core/operand.h"
 #include "cc/core/streaming.h"
+#include "cc/core/vector_math.h"
 
 namespace tfo::TFO_ISA {
 namespace {
@@ -113,9 +114,9 @@ struct TileOperands {
   std::int64_t y_stride = 0;
   const A* scale = nullptr;  // a row for the sums; null: one
   const A* bias = nullptr;   // a row added after that; null: zero
-  const ElementOf<E>* side_input = nullptr;  // added then, as far apart as y
-  bool relu = false;                         // nothing is stored below zero
-  bool stream = false;                       // stores bypass the caches
+  const ElementOf<E>* side_input = nullptr;   // added then, as far apart as y
+  Activation activation = Activation::kNone;  // none, relu or relu6
+  bool stream = false;                        // stores bypass the caches
   // Takes the moments of what is stored, an entry a panel; null: nothing does.
   TileMoments<A, kTileColumns<A>>* moments = nullptr;
   // Tiles beside each other, of the same rows of a, that are computed in turn.
@@ -259,15 +260,21 @@ TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t row, int panel,
           sum[i][j] += LoadAs(side + j * kLanes<A>);
       }
     }
-    if (t.relu) {
+    using Out = ElementOf<E>;
+    const auto activate = [&](auto activation) TFO_INLINE_LAMBDA {
 #pragma GCC unroll 16
       for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
-        for (int j = 0; j < kVectors; ++j)
-          sum[i][j] = sum[i][j] <= Vec<A>{} ? Vec<A>{} : sum[i][j];
+        for (int j = 0; j < kVectors; ++j) {
+          sum[i][j] = VectorActivation<Out>::template Value<activation.value>(
+              sum[i][j], Vec<A>{});
+        }
       }
-    }
-    using Out = ElementOf<E>;
+    };
+    if (t.activation == Activation::kRelu)
+      activate(ActivationConstant<Activation::kRelu>{});
+    else if (t.activation == Activation::kRelu6)
+      activate(ActivationConstant<Activation::kRelu6>{});
     if (t.stream) {
       store(t.y + at, t.y_stride,
             [](Out* to, Vec<A> v) TFO_INLINE_LAMBDA { StoreStreaming(to, v); });
