@@ -94,7 +94,7 @@ class Contest:
         """Times one case.
 
         Args:
-            name: Of a case in `table.CASES`.
+            name: Of a case, as `table.select` takes it.
             dtype: "float32", "bfloat16", "float16" or "float64".
             mode: "forward" or "step".
 

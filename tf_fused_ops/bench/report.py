@@ -51,7 +51,7 @@ def collect(settings, roofs, results):
         "cases": cases,
         "geometric means": [
             {"group": group, "mode": mode, **_means(chosen)}
-            for group in table.GROUPS
+            for group in dict.fromkeys(case["group"] for case in cases)
             for mode in MODES
             if (chosen := [c for c in cases if c["group"] == group and c["mode"] == mode])
         ],
@@ -224,7 +224,7 @@ def _table(title, cases, report):
     peers = [peer for peer in PEERS if peer in cases[0]["peers"]]
     header = [f"{title}, ms", "limit", *map(PEERS.get, peers), "to TF", "to best", "of limit"]
     rows = []
-    for group in table.GROUPS:
+    for group in dict.fromkeys(case["group"] for case in cases):
         chosen = [case for case in cases if case["group"] == group]
         for case in chosen:
             times = [_time(case["peers"][peer]) for peer in peers]

@@ -4,6 +4,7 @@ import dataclasses
 import fnmatch
 import re
 
+from tf_fused_ops.bench import drawn
 from tf_fused_ops.bench.cases import (
     MODES,
     ApplicationCase,
@@ -409,24 +410,27 @@ CASES = {name: case for group in GROUPS.values() for name, case in group.items()
 
 def group_of(name):
     """The group that a case is in."""
-    return next(group for group, cases in GROUPS.items() if name in cases)
+    return drawn.group_of(name) or next(group for group in GROUPS if name in GROUPS[group])
 
 
 def select(patterns, dtype):
     """The cases whose name, or whose group's name, matches one of the patterns.
 
     Args:
-        patterns: Sequence of names, in which * and ? are wildcards.
+        patterns: Sequence of names, in which * and ? are wildcards, or of `drawn.names`.
         dtype: "float32", "bfloat16", "float16" or "float64".
 
     Returns:
-        A dict from name to case, in the table's order.
+        A dict from name to case, in the table's order, then those that are drawn.
 
     Raises:
         ValueError: A pattern matches nothing.
     """
-    chosen = set()
+    chosen, random_ones = set(), {}
     for pattern in patterns:
+        if drawn.group_of(pattern):
+            random_ones[pattern] = drawn.case(pattern)
+            continue
         found = {
             name
             for name in CASES
@@ -435,8 +439,7 @@ def select(patterns, dtype):
         if not found:
             raise ValueError(f"'{pattern}' is none of {', '.join([*GROUPS, *CASES])}")
         chosen |= found
+    known = {name: case for name, case in CASES.items() if name in chosen}
     return {
-        name: dataclasses.replace(case, dtype=dtype)
-        for name, case in CASES.items()
-        if name in chosen
+        name: dataclasses.replace(case, dtype=dtype) for name, case in (known | random_ones).items()
     }

@@ -27,6 +27,8 @@ from tf_fused_ops.bench.workers import OURS, WINOGRAD
 _ACTIVATIONS = {
     "none": tf.identity,
     "relu": tf.nn.relu,
+    "relu6": tf.nn.relu6,
+    "sigmoid": tf.sigmoid,
     "tanh": tf.tanh,
     "gelu_tanh": functools.partial(tf.nn.gelu, approximate=True),
     "gelu_erf": functools.partial(tf.nn.gelu, approximate=False),

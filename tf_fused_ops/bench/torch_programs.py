@@ -24,6 +24,8 @@ from tf_fused_ops.bench.stacks import POOL
 _ACTIVATIONS = {
     "none": lambda y: y,
     "relu": F.relu,
+    "relu6": F.relu6,
+    "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
     "gelu_erf": F.gelu,

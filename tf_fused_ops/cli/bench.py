@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_fused_ops.bench import (
     contest,
     costs,
+    drawn,
     machine,
     memory,
     progress,
@@ -28,6 +29,7 @@ examples:
   python -m tf_fused_ops bench --cases "conv*" matmul_gelu_tanh --dtype bfloat16
   python -m tf_fused_ops bench --cases contraction --json times.json --picture roofline.svg
   python -m tf_fused_ops bench --cases resnet50 --peers stock,xla,ours
+  python -m tf_fused_ops bench --random 20 --seed 7 --peers stock,ours
   python -m tf_fused_ops bench --cases rules --peers stock,ours
   python -m tf_fused_ops bench --cases "conv3x3*" --peers stock,torch,ours,winograd
   python -m tf_fused_ops bench --memory
@@ -54,6 +56,15 @@ def add_parser(subparsers):
         metavar="GLOB",
         help=f"names, or groups ({', '.join(table.GROUPS)}); * is a wildcard (default: "
         f"{', '.join(_CASES['cpu'])}; on a GPU {', '.join(_CASES['gpu'])})",
+    )
+    parser.add_argument(
+        "--random",
+        type=int,
+        metavar="N",
+        help="N cases of each family with sizes drawn at random, instead or beside those named",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="of these (default: %(default)s)"
     )
     parser.add_argument(
         "--device", choices=tuple(DEVICES), default="cpu", help="default: %(default)s"
@@ -179,11 +190,22 @@ def _listing(cases):
 
 
 def _cases(args):
+    random_ones = _random_ones(args)
     default = tuple(table.GROUPS) if args.list else _CASES[args.device]
     try:
-        return table.select(args.cases or default, args.dtype)
+        return table.select(
+            [*(args.cases or (() if random_ones else default)), *random_ones], args.dtype
+        )
     except ValueError as error:
         raise UsageError(f"--cases: {error}") from error
+
+
+def _random_ones(args):
+    for option, least in (("random", 1), ("seed", 0)):
+        value = getattr(args, option)
+        if value is not None and value < least:
+            raise UsageError(f"--{option}: {value} is less than {least}")
+    return drawn.names(args.seed, args.random or 0)
 
 
 def _peers(args):
