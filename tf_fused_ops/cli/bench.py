@@ -192,10 +192,9 @@ def _listing(cases):
 def _cases(args):
     random_ones = _random_ones(args)
     default = tuple(table.GROUPS) if args.list else _CASES[args.device]
+    named = args.cases or (() if random_ones else default)
     try:
-        return table.select(
-            [*(args.cases or (() if random_ones else default)), *random_ones], args.dtype
-        )
+        return table.select([*named, *random_ones], args.dtype)
     except ValueError as error:
         raise UsageError(f"--cases: {error}") from error
 
