@@ -536,10 +536,8 @@ def test_pixels_between_strides_come_from_one_product(core_isa):
 @pytest.mark.parametrize("channels", [40, 1024])
 @pytest.mark.parametrize("kernel", [3, 7])
 def test_channels_of_their_own_are_read_where_they_are(kernel, channels, dtype, core_isa):
-    """So an infinite filter meets no zero beside the image; it does where they are gathered.
-
-    Pixels that lie pages apart are.
-    """
+    """So an infinite filter meets no zero beside the image; it does where they are gathered, as
+    pixels are that lie pages apart."""
     margin = kernel // 2
     sizes = ((9, 40), channels, channels, (kernel, kernel), (1, 1), (1, 1), (margin,) * 4)
     case = Case((1, *sizes, channels), dtype)

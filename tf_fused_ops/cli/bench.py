@@ -64,7 +64,7 @@ def add_parser(subparsers):
         help="N cases of each family with sizes drawn at random, instead or beside those named",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="of these (default: %(default)s)"
+        "--seed", type=int, default=0, metavar="S", help="of --random (default: %(default)s)"
     )
     parser.add_argument(
         "--device", choices=tuple(DEVICES), default="cpu", help="default: %(default)s"
