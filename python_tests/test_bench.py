@@ -468,44 +468,6 @@ def test_weight_only_program_is_what_keras_computes(bits):
     np.testing.assert_allclose(value, layer(a.astype(np.float32)), rtol=1e-5, atol=1e-5)
 
 
-def test_disagreement_is_found(tmp_path):
-    paths = [str(tmp_path / f"{i}.npy") for i in range(3)]
-    values = np.random.default_rng(0).normal(size=100_000)
-    np.save(paths[0], values)
-    np.save(paths[1], values * (1 + 1e-5))
-    np.save(paths[2], np.where(np.arange(values.size) < 50, np.nan, values))
-    contest.check_equal(paths[1:2], paths[:1], 1e-4)
-    with pytest.raises(contest.Disagreement, match="output 0 differs"):
-        contest.check_equal(paths[1:2], paths[:1], 1e-6)
-    with pytest.raises(contest.Disagreement, match=r"output 0 differs in 0\.05%"):
-        contest.check_equal(paths[2:3], paths[:1], 1e-4)
-
-
-def test_narrow_types_are_compared_with_float32(tmp_path, monkeypatch):
-    stock, ours = contestants = [contest.Contestant(peer, 1) for peer in ("stock", "ours")]
-    computed = {  # of sums that the first peer adds in bfloat16
-        (stock, "float32"): np.full(100, 256.0),
-        (stock, "bfloat16"): np.full(100, 128.0),
-        (ours, "bfloat16"): np.full(100, 257.0),
-    }
-
-    def ask(self, contestant, what, dtype=None, **arguments):
-        if what == "load":
-            path = tmp_path / f"{contestant.peer}_0.npy"
-            np.save(path, computed[contestant, dtype])
-            return [str(path)]
-        return [1.0] if what == "run" else None
-
-    monkeypatch.setattr(contest.Contest, "_ask", ask)
-    with contest.Contest(contestants, contest.Effort(1, 0.0)) as held:
-        held._folder = tmp_path
-        timings = held.run("matmul_tiny", "bfloat16", "step")
-    assert timings[ours] == Timing(1.0, 1.0, 0.0)
-    assert timings[stock] == Timing(
-        1.0, 1.0, 0.0, doubt="output 0 differs in 100.00% of the elements"
-    )
-
-
 def test_doubt_is_told():
     case = table.CASES["conv3x3_64"]
     timings = {
@@ -521,11 +483,6 @@ def test_doubt_is_told():
 def test_the_package_is_no_peer_of_itself():
     (case,) = collected(stock=3.0, ours=2.0, winograd=1.0)["cases"]
     assert (case["best_peer"], case["ratio_to_best"]) == ("stock", 1.5)
-
-
-def test_summary_takes_rounds_for_its_spread():
-    timing = contest.summarize([[2, 1, 3], [4, 4, 5], [6]])
-    assert timing == Timing(median=4, least=1, spread=1.0)
 
 
 def test_rates():

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tf_fused_ops.bench import machine
+from tf_fused_ops.bench.pace import Pace
 from tf_fused_ops.bench.workers import Worker, WorkerDied, WorkerError
 
 # How far, in multiples of the root mean square, an element may be from the reference's.
@@ -74,6 +75,7 @@ class Contest:
         self._contestants = contestants
         self._effort = effort
         self._device = device
+        self._pace = Pace(max(contestant.threads for contestant in contestants))
         self._stack = contextlib.ExitStack()
         self._workers = {}
 
@@ -118,16 +120,15 @@ class Contest:
             except WorkerError as error:
                 timings[contestant] = Timing(error=str(error))
         rounds = {contestant: [] for contestant in loaded}
+        self._pace.renew()
         for number in range(self._effort.rounds):
             # Every peer comes after another one in each round.
             first = number % max(len(loaded), 1)
             for contestant in loaded[first:] + loaded[:first]:
                 if contestant in timings:
                     continue
-                time.sleep(_PAUSE)
                 try:
-                    seconds = self._ask(contestant, "run", seconds=self._effort.seconds)
-                    rounds[contestant].append(seconds)
+                    rounds[contestant].append(self._turn(contestant))
                 except WorkerError as error:
                     timings[contestant] = Timing(error=str(error))
         for contestant in loaded:
@@ -140,6 +141,14 @@ class Contest:
         for path in Path(self._folder).iterdir():
             path.unlink()
         return {contestant: timings[contestant] for contestant in self._contestants}
+
+    def _turn(self, contestant):
+        """The seconds of each call in a turn; of another turn if the machine was slow beside it."""
+        while True:
+            time.sleep(_PAUSE)
+            seconds = self._ask(contestant, "run", seconds=self._effort.seconds)
+            if self._pace.kept():
+                return seconds
 
     def _wide_reference(self, name, mode):
         """Files of what the first peer computes in float32, None if it cannot.

@@ -1,5 +1,6 @@
 """The machine: what it is, and what it can do at best."""
 
+import contextlib
 import os
 import platform
 from pathlib import Path
@@ -13,6 +14,7 @@ _WORTH_TILES = 10
 # for groups of four where the package has it, otherwise for pairs of 16 bits. Not measured.
 _INTEGERS = {"avx512_vnni": 4, "avx512_bf16": 4, "amx": 4}
 _INTEGER_PAIRS = 2
+_BRIEFLY = 100_000  # rounds: some two milliseconds in all
 
 
 class Roofs(NamedTuple):
@@ -85,9 +87,7 @@ def measure(dtype, threads):
     Returns:
         A `Roofs`.
     """
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, processors(threads))
-    try:
+    with _bound(threads):
         operations = _core.multiply_add_rate(dtype, threads)
         same = dtype == "float32"
         single = operations if same else _core.multiply_add_rate("float32", threads)
@@ -97,6 +97,21 @@ def measure(dtype, threads):
             _core.multiply_add_rate("bfloat16", threads) if _uses_tiles(dtype) else 0.0,
             single * _INTEGERS.get(_core.isa(), _INTEGER_PAIRS),
         )
+
+
+def pace(threads):
+    """Multiply-adds of float32 a second by some threads, from a look that takes milliseconds."""
+    with _bound(threads):
+        return _core.multiply_add_rate("float32", threads, _BRIEFLY)
+
+
+@contextlib.contextmanager
+def _bound(threads):
+    """This thread, and those that it starts, on as many processors."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors(threads))
+    try:
+        yield
     finally:
         os.sched_setaffinity(0, allowed)
 

@@ -1,0 +1,52 @@
+"""Whether the processors run at the rate they can."""
+
+import time
+
+from tf_fused_ops.bench import machine
+
+_FULL = 0.8  # of the best rate, and above
+_WAIT = 0.05  # seconds
+_PATIENCE = 10.0  # seconds
+
+
+class Pace:
+    """Compares the rate of multiply-adds with the best so far.
+
+    A host may run two virtual processors on one core for seconds: whatever is timed meanwhile looks
+    twice as slow as it is.
+
+    Args:
+        threads: How many compute.
+    """
+
+    def __init__(self, threads):
+        self._threads = threads
+        self._best = 0.0
+        self._full = self._is_full()
+        self._deadline = None
+
+    def renew(self):
+        """Gives back the patience that is spent."""
+        self._deadline = None
+
+    def kept(self):
+        """Whether what ran since the last call may count.
+
+        Returns:
+            True if the rate is full, now and at the last call, or if ten seconds have passed since
+            it was found not to be. Otherwise False, as soon as the rate is full again.
+        """
+        before, self._full = self._full, self._is_full()
+        if before and self._full:
+            return True
+        if self._deadline is None:
+            self._deadline = time.monotonic() + _PATIENCE
+        while not self._full and time.monotonic() < self._deadline:
+            time.sleep(_WAIT)
+            self._full = self._is_full()
+        return time.monotonic() >= self._deadline
+
+    def _is_full(self):
+        rate = machine.pace(self._threads)
+        self._best = max(self._best, rate)
+        return rate >= _FULL * self._best
