@@ -155,11 +155,11 @@ constexpr int kSums = kRows * kVectors >= 8   ? 1
                                               : 4;
 // Steps between two requests for memory. The loop's own instructions would
 // slow down a short step.
-template <int kRows, int kVectors>
+template <int kRows, int kVectors, bool kHalf>
 constexpr int kStepsPerLine =
-    kSums<kRows, kVectors> > 1 ? kSums<kRows, kVectors>
-    : kRegisterRows <= 6       ? 2
-                               : 1;
+    kSums<kRows, kVectors> > 1    ? kSums<kRows, kVectors>
+    : kHalf || kRegisterRows <= 6 ? 2
+                                  : 1;
 
 // Terms that are added one after the other. The rounding errors of longer sums
 // grow with their length: these are added to a total (measured, rms error of
@@ -207,6 +207,17 @@ class Rows {
   const E* at_[kPointers ? kRows : 1];
   std::int64_t k_;
 };
+
+// Whether half of the last vector of columns may be left out: some processors
+// take two passes for a whole one of 64 bytes (measured with a Zen 4, 3x3
+// convolutions to 24 and 40 channels: 0.77 and 0.89 of the time).
+template <class E>
+constexpr bool kHasHalfVectors =
+#if defined(__AVX512F__)
+    std::is_same_v<E, float> || std::is_same_v<E, BFloat16Pair>;
+#else
+    false;
+#endif
 
 // Whether tiles have more to do with their sums than to store them.
 template <class E>
@@ -295,11 +306,13 @@ TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t row, int panel,
   }
 }
 
-template <class E, int kRows, int kVectors, bool kContiguousK>
+// Of kHalves half vectors of columns.
+template <class E, int kRows, int kHalves, bool kContiguousK>
 void Tile(const TileOperands<E>& t) {
   using A = Accumulator<E>;
+  constexpr int kVectors = (kHalves + 1) / 2;
   constexpr int kParts = kSums<kRows, kVectors>;
-  constexpr int kSteps = kStepsPerLine<kRows, kVectors>;
+  constexpr int kSteps = kStepsPerLine<kRows, kVectors, kHalves == 1>;
   constexpr std::int64_t kColumns = kVectors * kLanes<A>;
   const std::int64_t b_stride = t.b_stride;
   Rows<E, kRows, kContiguousK> rows(t);
@@ -333,8 +346,12 @@ void Tile(const TileOperands<E>& t) {
       for (int i = 0; i < kRows; ++i) {
         const E operand = rows[i];
 #pragma GCC unroll 4
-        for (int j = 0; j < kVectors; ++j)
+        for (int j = 0; j < kHalves / 2; ++j)
           to[i][j] = Accumulate(to[i][j], operand, row[j]);
+        if constexpr (kHalves % 2 > 0) {
+          constexpr int j = kHalves / 2;
+          to[i][j] = AccumulateLow(to[i][j], operand, row[j]);
+        }
       }
       rows.Advance();
       b += b_stride;
@@ -404,21 +421,33 @@ void Tile(const TileOperands<E>& t) {
 template <class E>
 using TileFunction = void (*)(const TileOperands<E>&);
 
-template <class E, bool kContiguousK, int kVectors, int... kRowsMinusOne>
+template <class E, bool kContiguousK, int kHalves, int... kRowsMinusOne>
 struct TileRow {
   static constexpr TileFunction<E> kFunctions[] = {
-      &Tile<E, kRowsMinusOne + 1, kVectors, kContiguousK>...};
+      &Tile<E, kRowsMinusOne + 1, kHalves, kContiguousK>...};
 };
 
-template <class E, bool kContiguousK, int kVectors>
+template <class E, bool kContiguousK, int kHalves>
 TFO_INLINE TileFunction<E> SelectRows(int rows) {
 #if defined(__AVX512F__)
-  using Row = TileRow<E, kContiguousK, kVectors, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9,
+  using Row = TileRow<E, kContiguousK, kHalves, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9,
                       10, 11, 12, 13>;
 #else
-  using Row = TileRow<E, kContiguousK, kVectors, 0, 1, 2, 3, 4, 5>;
+  using Row = TileRow<E, kContiguousK, kHalves, 0, 1, 2, 3, 4, 5>;
 #endif
   return Row::kFunctions[rows - 1];
+}
+
+template <class E, bool kContiguousK>
+TFO_INLINE TileFunction<E> SelectTile(int rows, int columns) {
+  constexpr int kVector = kLanes<Accumulator<E>>, kHalf = kVector / 2;
+  if constexpr (kHasHalfVectors<E>) {
+    if (columns <= kHalf) return SelectRows<E, kContiguousK, 1>(rows);
+    if (columns > kVector && columns <= kVector + kHalf)
+      return SelectRows<E, kContiguousK, 3>(rows);
+  }
+  return columns > kVector ? SelectRows<E, kContiguousK, 4>(rows)
+                           : SelectRows<E, kContiguousK, 2>(rows);
 }
 
 }  // namespace

@@ -116,6 +116,31 @@ TFO_INLINE Vec<float> Accumulate(Vec<float> sum, BFloat16Pair a, Vec<float> b) {
 }
 #endif
 
+// The same of the lower halves of vectors; the upper one becomes zero.
+#if defined(__AVX512F__)
+TFO_INLINE __m256 LowerHalf(Vec<float> v) {
+  return (__m256)_mm512_maskz_extractf64x4_pd(0xf, (__m512d)v, 0);
+}
+TFO_INLINE Vec<float> Widened(__m256 half) {
+  return (Vec<float>)_mm512_maskz_insertf64x4(0xff, __m512d{}, (__m256d)half,
+                                              0);
+}
+TFO_INLINE Vec<float> AccumulateLow(Vec<float> sum, float a, Vec<float> b) {
+  return Widened(
+      _mm256_fmadd_ps(_mm256_set1_ps(a), LowerHalf(b), LowerHalf(sum)));
+}
+#endif
+#if defined(__AVX512BF16__)
+TFO_INLINE Vec<float> AccumulateLow(Vec<float> sum, BFloat16Pair a,
+                                    Vec<float> b) {
+  // That of whole vectors is at hand.
+  const Vec<float> both =
+      (Vec<float>)_mm512_set1_epi32(static_cast<int>(a.bits));
+  return Widened(_mm256_dpbf16_ps(LowerHalf(sum), (__m256bh)LowerHalf(both),
+                                  (__m256bh)LowerHalf(b)));
+}
+#endif
+
 // ---- Planes
 // -------------------------------------------------------------------------------------------------------
 

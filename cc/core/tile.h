@@ -15,14 +15,10 @@ template <class E, bool kContiguousK>
 TFO_INLINE void RunTile(int rows, int columns, const TileOperands<E>& t) {
 #if defined(__AMX_BF16__)
   if constexpr (kElements<E> > 1)
-    return RunAmxTile<E, kContiguousK>(rows, columns, t);
+    RunAmxTile<E, kContiguousK>(rows, columns, t);
+  else
 #endif
-  if constexpr (kPlanes<E> == 1) {
-    const TileFunction<E> run = columns > kLanes<Accumulator<E>>
-                                    ? SelectRows<E, kContiguousK, 2>(rows)
-                                    : SelectRows<E, kContiguousK, 1>(rows);
-    run(t);
-  }
+    SelectTile<E, kContiguousK>(rows, columns)(t);
 }
 
 }  // namespace
