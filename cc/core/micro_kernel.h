@@ -75,7 +75,9 @@ TFO_INLINE std::int64_t StepTime(std::int64_t rows) {
 
 // Cache lines that will be needed after this tile. They are asked for one at a
 // time while it is computed, so that memory works while the arithmetic does; a
-// burst of requests would stall both.
+// burst of requests would stall both. They are wanted in the first-level cache
+// (measured with AVX-512 and AVX2, 1x1 and 3x3 convolutions: 0.9 to 1.0 of the
+// time, beside the second-level one; filter gradients 0.95 to 0.99).
 struct PrefetchList {
   static constexpr int kCapacity = 256;
 
@@ -380,7 +382,7 @@ void Tile(const TileOperands<E>& t) {
         }
         room -= k;
         for (; k >= kSteps; k -= kSteps) {
-          __builtin_prefetch(*line, 0, 2);
+          __builtin_prefetch(*line, 0, 3);
           line += line != last_line;
 #pragma GCC unroll 4
           for (int i = 0; i < kSteps; ++i) step(sums[i % kParts]);
@@ -414,6 +416,8 @@ void Tile(const TileOperands<E>& t) {
       start = total;
       start_stride = kColumns;
     }
+    // What there were too few steps for.
+    for (; line != last_line; ++line) __builtin_prefetch(*line, 0, 3);
     Finish<E, kRows, kVectors>(t, 0, panel, sum);
   }
 }
