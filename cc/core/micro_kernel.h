@@ -76,7 +76,7 @@ TFO_INLINE std::int64_t StepTime(std::int64_t rows) {
 // Cache lines that will be needed after this tile. They are asked for one at a
 // time while it is computed, so that memory works while the arithmetic does; a
 // burst of requests would stall both. They are wanted in the first-level cache
-// (measured with AVX-512 and AVX2, 1x1 and 3x3 convolutions: 0.9 to 1.0 of the
+// (measured with AVX-512 and AVX2, 1x1 and 3x3 convolutions: 0.8 to 1.0 of the
 // time, beside the second-level one; filter gradients 0.95 to 0.99).
 struct PrefetchList {
   static constexpr int kCapacity = 256;
