@@ -54,7 +54,7 @@ def test_summary_takes_rounds_for_its_spread():
 def paced(monkeypatch):
     """A `Pace` of a machine whose rates are those of the list that is returned beside it."""
     rates = [10.0]
-    monkeypatch.setattr(machine, "pace", lambda threads: rates.pop(0))
+    monkeypatch.setattr(machine, "brief_rate", lambda threads: rates.pop(0))
     monkeypatch.setattr(pace, "_WAIT", 0.0)
     return pace.Pace(2), rates
 

@@ -14,7 +14,7 @@ _WORTH_TILES = 10
 # for groups of four where the package has it, otherwise for pairs of 16 bits. Not measured.
 _INTEGERS = {"avx512_vnni": 4, "avx512_bf16": 4, "amx": 4}
 _INTEGER_PAIRS = 2
-_BRIEFLY = 100_000  # rounds: some two milliseconds in all
+_BRIEFLY = 100_000  # rounds
 
 
 class Roofs(NamedTuple):
@@ -99,8 +99,8 @@ def measure(dtype, threads):
         )
 
 
-def pace(threads):
-    """Multiply-adds of float32 a second by some threads, from a look that takes milliseconds."""
+def brief_rate(threads):
+    """Operations a second by some threads, in float32, as two milliseconds show them."""
     with _bound(threads):
         return _core.multiply_add_rate("float32", threads, _BRIEFLY)
 

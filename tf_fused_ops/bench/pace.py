@@ -47,6 +47,6 @@ class Pace:
         return time.monotonic() >= self._deadline
 
     def _is_full(self):
-        rate = machine.pace(self._threads)
+        rate = machine.brief_rate(self._threads)
         self._best = max(self._best, rate)
         return rate >= _FULL * self._best
