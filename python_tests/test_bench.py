@@ -468,16 +468,26 @@ def test_weight_only_program_is_what_keras_computes(bits):
     np.testing.assert_allclose(value, layer(a.astype(np.float32)), rtol=1e-5, atol=1e-5)
 
 
-def test_doubt_is_told():
+@pytest.mark.parametrize(
+    ("remark", "expected"),
+    [
+        (
+            {"doubt": "output 3 differs"},
+            "output 3 differs from the same in float32; timed all the same",
+        ),
+        ({"spread": 0.3}, "the rounds' medians spread over 30% of their median"),
+        ({"slow_rounds": 2}, "the machine stayed slow beside 2 of the rounds"),
+    ],
+    ids=["doubt", "spread", "slow"],
+)
+def test_remark_is_told(remark, expected):
     case = table.CASES["conv3x3_64"]
-    timings = {
-        "stock": Timing(1.0, 1.0, 0.0, doubt="output 3 differs"),
-        "ours": Timing(1.0, 1.0, 0.0),
-    }
+    steady = Timing(1.0, 1.0, 0.0)
+    timings = {"stock": steady._replace(**remark), "ours": steady}
     settings = {"dtype": "bfloat16", "threads": 2}
     values = report.collect(settings, ROOFS, [("conv3x3_64", case, "step", timings)])
-    (line,) = [line for line in report.lines(values) if "differs" in line]
-    assert line.startswith("TF, conv") and line.endswith("timed all the same")
+    lines = [line for line in report.lines(values) if ": " in line and "training step" in line]
+    assert lines == [f"TF, {case.title()}, training step: {expected}"]
 
 
 def test_the_package_is_no_peer_of_itself():

@@ -62,7 +62,7 @@ def paced(monkeypatch):
 def test_a_turn_counts_at_full_pace_before_and_after(paced):
     held, rates = paced
     rates += [9.0, 8.5]
-    assert held.kept() and held.kept()
+    assert held.kept() and held.kept() and held.steady
     rates += [5.0, 5.0, 9.0]  # slow after the turn; then it is waited for the pace
     assert not held.kept() and not rates
     rates += [9.0]
@@ -79,15 +79,26 @@ def test_patience_ends_and_is_renewed(paced, monkeypatch):
     rates += [5.0] * 100
     assert held.kept()
     left = len(rates)
-    assert held.kept() and len(rates) == left - 1
+    assert held.kept() and len(rates) == left - 1 and not held.steady
     held.renew()
     assert held.kept() and len(rates) < left - 2
 
 
-def test_a_slow_turn_is_taken_again(monkeypatch):
-    turns = iter([7.0, 1.0])
-    kept = iter([False, True])
-    monkeypatch.setattr(contest.Contest, "_ask", lambda *a, **b: [next(turns)])
-    monkeypatch.setattr(pace.Pace, "kept", lambda self: next(kept))
+def test_a_slow_turn_is_taken_again(tmp_path, monkeypatch):
+    turns, kept = iter([7.0, 1.0, 2.0]), iter([False, True, True])
     ours = contest.Contestant("ours", 1)
-    assert contest.Contest([ours], contest.Effort(1, 0.0))._turn(ours) == [1.0]
+
+    def ask(self, contestant, what, **arguments):
+        return [next(turns)] if what == "run" else []
+
+    def keep(self):
+        self.steady = not rounds
+        rounds.append(next(kept))
+        return rounds[-1]
+
+    rounds = []
+    monkeypatch.setattr(contest.Contest, "_ask", ask)
+    monkeypatch.setattr(pace.Pace, "kept", keep)
+    with contest.Contest([ours], contest.Effort(2, 0.0)) as held:
+        timings = held.run("matmul_tiny", "float32", "forward")
+    assert timings[ours] == Timing(1.5, 1.0, 1 / 1.5, slow_rounds=2)

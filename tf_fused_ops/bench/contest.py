@@ -49,6 +49,7 @@ class Timing(NamedTuple):
         error: Why there is no time, or None.
         doubt: How the outputs differ from what is right, or None; of the first peer only, which
             is timed all the same.
+        slow_rounds: How many rounds the machine was slow beside, see `pace.Pace`.
     """
 
     median: float = None
@@ -56,6 +57,7 @@ class Timing(NamedTuple):
     spread: float = None
     error: str = None
     doubt: str = None
+    slow_rounds: int = 0
 
 
 class Disagreement(WorkerError):
@@ -120,6 +122,7 @@ class Contest:
             except WorkerError as error:
                 timings[contestant] = Timing(error=str(error))
         rounds = {contestant: [] for contestant in loaded}
+        slow = dict.fromkeys(loaded, 0)
         self._pace.renew()
         for number in range(self._effort.rounds):
             # Every peer comes after another one in each round.
@@ -129,6 +132,7 @@ class Contest:
                     continue
                 try:
                     rounds[contestant].append(self._turn(contestant))
+                    slow[contestant] += not self._pace.steady
                 except WorkerError as error:
                     timings[contestant] = Timing(error=str(error))
         for contestant in loaded:
@@ -136,7 +140,7 @@ class Contest:
                 self._ask(contestant, "unload")
             if contestant not in timings:
                 timings[contestant] = summarize(rounds[contestant])._replace(
-                    doubt=doubts.get(contestant)
+                    doubt=doubts.get(contestant), slow_rounds=slow[contestant]
                 )
         for path in Path(self._folder).iterdir():
             path.unlink()

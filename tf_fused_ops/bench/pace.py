@@ -17,12 +17,15 @@ class Pace:
 
     Args:
         threads: How many compute.
+
+    Attributes:
+        steady: Whether the rate was full at the last call of `kept` and at the one before.
     """
 
     def __init__(self, threads):
         self._threads = threads
         self._best = 0.0
-        self._full = self._is_full()
+        self._full = self.steady = self._is_full()
         self._deadline = None
 
     def renew(self):
@@ -37,7 +40,8 @@ class Pace:
             it was found not to be. Otherwise False, as soon as the rate is full again.
         """
         before, self._full = self._full, self._is_full()
-        if before and self._full:
+        self.steady = before and self._full
+        if self.steady:
             return True
         if self._deadline is None:
             self._deadline = time.monotonic() + _PATIENCE

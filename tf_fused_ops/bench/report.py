@@ -85,7 +85,12 @@ def _case(roofs, name, case, mode, timings):
 def _peer(timing):
     if timing.error is not None:
         return {"ms": None, "error": timing.error}
-    values = {"ms": 1e3 * timing.median, "least_ms": 1e3 * timing.least, "spread": timing.spread}
+    values = {
+        "ms": 1e3 * timing.median,
+        "least_ms": 1e3 * timing.least,
+        "spread": timing.spread,
+        "slow_rounds": timing.slow_rounds,
+    }
     return values if timing.doubt is None else {**values, "doubt": timing.doubt}
 
 
@@ -146,24 +151,33 @@ def _times(report):
             yield ""
             yield from _table(title, cases, report)
     yield from _errors(report["cases"])
-    doubts = [
-        f"{PEERS[peer]}, {case['title']}, {MODE_TITLES[case['mode']]}: {values['doubt']} from the "
-        "same in float32; timed all the same"
-        for case in report["cases"]
-        for peer, values in case["peers"].items()
-        if "doubt" in values
-    ]
-    if doubts:
-        yield from ["", *doubts]
-    unsteady = [
-        f"{PEERS[peer]}, {case['title']}, {MODE_TITLES[case['mode']]}: "
-        f"the rounds' medians spread over {values['spread']:.0%} of their median"
-        for case in report["cases"]
-        for peer, values in case["peers"].items()
-        if values.get("spread", 0) > UNSTEADY
-    ]
-    if unsteady:
-        yield from ["", *unsteady]
+    for remark in (_doubt, _unsteady, _slow):
+        remarks = [
+            f"{PEERS[peer]}, {case['title']}, {MODE_TITLES[case['mode']]}: {text}"
+            for case in report["cases"]
+            for peer, values in case["peers"].items()
+            if (text := remark(values))
+        ]
+        if remarks:
+            yield from ["", *remarks]
+
+
+def _doubt(values):
+    if "doubt" in values:
+        return f"{values['doubt']} from the same in float32; timed all the same"
+    return None
+
+
+def _unsteady(values):
+    if values.get("spread", 0) > UNSTEADY:
+        return f"the rounds' medians spread over {values['spread']:.0%} of their median"
+    return None
+
+
+def _slow(values):
+    if values.get("slow_rounds", 0) > 0:
+        return f"the machine stayed slow beside {values['slow_rounds']} of the rounds"
+    return None
 
 
 def _errors(results):
