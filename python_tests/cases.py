@@ -15,7 +15,7 @@ from tf_fused_ops.bench.cases import (
     MatMulCase,
 )
 
-# The last vectors of a tile's columns are whole ones, halves, and neither.
+# They end in either half of either vector of a tile's columns.
 CHANNELS = (1, 3, 17, 31, 33, 44, 64, 100)
 ACTIVATIONS = (
     "none",

@@ -36,7 +36,8 @@ def test_narrow_types_are_compared_with_float32(tmp_path, monkeypatch):
         return [1.0] if what == "run" else None
 
     monkeypatch.setattr(contest.Contest, "_ask", ask)
-    with contest.Contest(contestants, contest.Effort(1, 0.0)) as held:
+    monkeypatch.setattr(machine, "brief_rate", lambda threads: 1.0)
+    with contest.Contest(contestants, contest.Effort(1, 0.0, 0.0)) as held:
         held._folder = tmp_path
         timings = held.run("matmul_tiny", "bfloat16", "step")
     assert timings[ours] == Timing(1.0, 1.0, 0.0)
@@ -56,7 +57,9 @@ def paced(monkeypatch):
     rates = [10.0]
     monkeypatch.setattr(machine, "brief_rate", lambda threads: rates.pop(0))
     monkeypatch.setattr(pace, "_WAIT", 0.0)
-    return pace.Pace(2), rates
+    held = pace.Pace(2, patience=100.0)
+    held.begin()
+    return held, rates
 
 
 def test_a_turn_counts_at_full_pace_before_and_after(paced):
@@ -72,33 +75,38 @@ def test_a_turn_counts_at_full_pace_before_and_after(paced):
     assert not held.kept() and not rates
 
 
+def test_a_slow_machine_before_a_case_is_no_matter(paced):
+    held, rates = paced
+    rates += [5.0, 9.0, 9.0, 9.0]
+    assert not held.kept()
+    held.begin()
+    assert held.kept() and not rates
+
+
 def test_patience_ends_and_is_renewed(paced, monkeypatch):
     held, rates = paced
-    clock = iter(range(1000))
+    clock = iter(range(10_000))
     monkeypatch.setattr(pace.time, "monotonic", lambda: next(clock))
-    rates += [5.0] * 100
+    rates += [5.0] * 1000
     assert held.kept()
     left = len(rates)
     assert held.kept() and len(rates) == left - 1 and not held.steady
-    held.renew()
-    assert held.kept() and len(rates) < left - 2
+    held.begin()
+    assert held.kept() and len(rates) < left - 3
 
 
-def test_a_slow_turn_is_taken_again(tmp_path, monkeypatch):
-    turns, kept = iter([7.0, 1.0, 2.0]), iter([False, True, True])
+def test_a_slow_turn_is_taken_again_and_told_of(monkeypatch):
+    turns = iter([7.0, 1.0, 2.0])
+    rates = iter([10.0, 5.0, 10.0, 10.0, 5.0])
     ours = contest.Contestant("ours", 1)
 
     def ask(self, contestant, what, **arguments):
         return [next(turns)] if what == "run" else []
 
-    def keep(self):
-        self.steady = not rounds
-        rounds.append(next(kept))
-        return rounds[-1]
-
-    rounds = []
     monkeypatch.setattr(contest.Contest, "_ask", ask)
-    monkeypatch.setattr(pace.Pace, "kept", keep)
-    with contest.Contest([ours], contest.Effort(2, 0.0)) as held:
+    monkeypatch.setattr(machine, "brief_rate", lambda threads: next(rates))
+    clock = iter([0.0, 0.0, 0.0, 2.0, 2.0])  # the patience ends in the last turn
+    monkeypatch.setattr(pace.time, "monotonic", lambda: next(clock))
+    with contest.Contest([ours], contest.Effort(2, 0.0, 1.0)) as held:
         timings = held.run("matmul_tiny", "float32", "forward")
-    assert timings[ours] == Timing(1.5, 1.0, 1 / 1.5, slow_rounds=2)
+    assert timings[ours] == Timing(1.5, 1.0, 1 / 1.5, slow_rounds=1)

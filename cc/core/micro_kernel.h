@@ -156,7 +156,8 @@ constexpr int kSums = kRows * kVectors >= 8   ? 1
                       : kRows * kVectors >= 4 ? 2
                                               : 4;
 // Steps between two requests for memory. The loop's own instructions would
-// slow down a short step.
+// slow down a short step (of half a vector, measured with a Zen 4: 0.9 to 0.95
+// of the time).
 template <int kRows, int kVectors, bool kHalf>
 constexpr int kStepsPerLine =
     kSums<kRows, kVectors> > 1    ? kSums<kRows, kVectors>

@@ -22,14 +22,15 @@ _PAUSE = 0.01  # seconds, in which threads that wait by spinning go to sleep
 
 
 class Effort(NamedTuple):
-    """How long to measure: rounds, and seconds of each peer's turn in a round."""
+    """How long to measure: rounds, seconds of a peer's turn in a round, and `Pace`'s patience."""
 
     rounds: int
     seconds: float
+    patience: float
 
 
-FULL = Effort(rounds=7, seconds=0.2)
-QUICK = Effort(rounds=3, seconds=0.02)
+FULL = Effort(rounds=7, seconds=0.2, patience=10.0)
+QUICK = Effort(rounds=3, seconds=0.02, patience=0.5)
 
 
 class Contestant(NamedTuple):
@@ -77,7 +78,7 @@ class Contest:
         self._contestants = contestants
         self._effort = effort
         self._device = device
-        self._pace = Pace(max(contestant.threads for contestant in contestants))
+        self._pace = Pace(max(each.threads for each in contestants), effort.patience)
         self._stack = contextlib.ExitStack()
         self._workers = {}
 
@@ -123,7 +124,7 @@ class Contest:
                 timings[contestant] = Timing(error=str(error))
         rounds = {contestant: [] for contestant in loaded}
         slow = dict.fromkeys(loaded, 0)
-        self._pace.renew()
+        self._pace.begin()
         for number in range(self._effort.rounds):
             # Every peer comes after another one in each round.
             first = number % max(len(loaded), 1)
