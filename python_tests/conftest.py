@@ -70,6 +70,24 @@ def core_isa(request):
     _core.set_isa(best)
 
 
+def _without_isa(item):
+    """Returns the name of a test but for its instruction set."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    for fixture in ("isa", "integer_isa", "core_isa"):
+        if fixture in parameters:
+            return item.nodeid.replace(parameters[fixture], "", 1)
+    return item.nodeid
+
+
+def pytest_collection_modifyitems(items):
+    """Runs a case with one instruction set after another, so that tests can keep what they compare
+    it with until the next."""
+    first = {}
+    for position, item in enumerate(items):
+        first.setdefault(_without_isa(item), position)
+    items.sort(key=lambda item: first[_without_isa(item)])
+
+
 @pytest.fixture
 def exact_float32():
     """Products of float32 on a GPU are not rounded to TF32."""

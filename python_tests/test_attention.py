@@ -7,6 +7,7 @@ import tensorflow as tf
 from gradient_problems import assert_all_close, gradients_of, second_order, weights_for
 from hypothesis import given
 from hypothesis import strategies as st
+from memo import remembered
 from tolerances import assert_as_exact, assert_close
 
 from tf_fused_ops import _library, attention
@@ -89,6 +90,25 @@ def bias_for(shape, dtype, seed=0):
     return tf.cast(tf.constant(np.random.default_rng(seed).normal(0, 0.5, shape)), dtype).numpy()
 
 
+def sums_of(args, scale):
+    """Returns how large the sums are of which y and its gradients may be small ones."""
+    query, key, value, *_, dy = (np.abs(x).max() for x in args)
+    # A gradient of a score is a difference of two sums, which may be all of it.
+    dz = dy * value * np.sqrt(args[-1].shape[-1])
+    return [0, abs(scale) * dz * key, abs(scale) * dz * query, 0, dz]
+
+
+@remembered
+def expected(shape, dtype, mask, scale, heads_first, zero_masked, rate, seed, bias):
+    """Returns operands and dy, and what to compare with: outputs of stock in the dtype and in
+    float64, and how large the sums are of which each may be a small one."""
+    args = tensors(shape, dtype, heads_first, seed)
+    args[3:3] = [bias_for(sizes, dtype, seed) for sizes in bias]
+    theirs = stock(mask, scale, heads_first, zero_masked, rate, tf.as_dtype(dtype))
+    wide = [value.astype(np.float64) for value in args]
+    return args, outputs(theirs, *args), outputs(theirs, *wide), sums_of(wide, scale)
+
+
 def check(
     shape,
     dtype,
@@ -101,9 +121,7 @@ def check(
     bias=(),
 ):
     """Compares with stock; `bias` is empty or has its shape."""
-    args = tensors(shape, dtype, heads_first, seed)
-    args[3:3] = [bias_for(sizes, dtype, seed) for sizes in bias]
-    theirs = stock(mask, scale, heads_first, zero_masked, rate, tf.as_dtype(dtype))
+    args, *others = expected(shape, dtype, mask, scale, heads_first, zero_masked, rate, seed, bias)
     options = {"heads_first": heads_first, "zero_masked": zero_masked}
     if rate:
         options |= {"dropout_rate": rate, "seed": SEED}
@@ -111,16 +129,10 @@ def check(
     def ours(query, key, value, bias=None):
         return attention(query, key, value, mask, scale, bias=bias, **options)
 
-    runs = outputs(ours, *args), outputs(theirs, *args)
-    wide = [value.astype(np.float64) for value in args]
-    query, key, value, *_, dy = (np.abs(x).max() for x in wide)
-    # A gradient of a score is a difference of two sums, which may be all of it.
-    dz = dy * value * np.sqrt(shape[-1])
-    sizes = [0, abs(scale) * dz * key, abs(scale) * dz * query, 0, dz]
-    for name, size, found, *others in zip(
-        (*NAMES, "bias_grad"), sizes, *runs, outputs(theirs, *wide), strict=False
-    ):
-        assert_as_exact(name, found, *others, dtype, size)
+    found = outputs(ours, *args)
+    assert len(found) == len(args)
+    for name, *compared, total in zip((*NAMES, "bias_grad"), found, *others, strict=False):
+        assert_as_exact(name, *compared, dtype, total)
 
 
 def assert_same_through_all_outputs(ours, theirs, operands, watched):

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from memo import remembered
 from test_conv import cast
 from tolerances import assert_as_exact, assert_close
 
@@ -15,6 +16,7 @@ from tf_fused_ops import _library
 from tf_fused_ops.ops import _gradient, batch_norm_act, reference
 
 NAMES = ("y", "new_mean", "new_variance", "saved_mean", "saved_inv_std")
+GRADIENTS = ("dx", "dscale", "doffset", "dside")
 
 
 def operands(case, seed=0):
@@ -44,34 +46,43 @@ def pre_activation(case, wide):
     return reference.batch_norm_act(*wide[:6], **attributes)[0]
 
 
-def check(case, seed=0, fused=fused):
+@remembered
+def problem(case, seed):
+    """Returns operands and dy; outputs and gradients, each of stock code in the dtype and in
+    float64; and how large the sums are of which dx may be a small one."""
     values, wide = operands(case, seed)
-    attributes = case.attributes()
-    expected = reference.batch_norm_act(*wide[:6], **attributes)
-    stock = reference.batch_norm_act(*values[:6], **attributes)
-    outputs = fused(*values[:6], **attributes)
-    statistics = "float64" if case.dtype == "float64" else "float32"
-    for i, name in enumerate(NAMES):
-        dtype = statistics if i else case.dtype
-        assert outputs[i].dtype == dtype
-        assert_as_exact(name, outputs[i], stock[i], expected[i], dtype)
 
+    def stock(*operands):
+        return reference.batch_norm_act(*operands, **case.attributes())
+
+    outputs = stock(*values[:6]), stock(*wide[:6])
     # No gradient arrives next to a kink, where rounding decides the slope.
     z = pre_activation(case, wide)
     near = np.zeros(z.shape, bool)
     for kink in cases.KINKS.get(case.act, ()):
         near |= np.abs(z - kink) < 0.05
     dy, wide_dy = (tf.where(near, tf.zeros_like(d), d) for d in (values[6], wide[6]))
-    exact = stock_gradients(
-        lambda *v: reference.batch_norm_act(*v, **attributes), wide[:6], wide_dy
-    )
-    stock = stock_gradients(lambda *v: reference.batch_norm_act(*v, **attributes), values[:6], dy)
-    gradients = stock_gradients(lambda *v: fused(*v, **attributes), values[:6], dy)
-    for i, name in enumerate(("dx", "dscale", "doffset", "dside")[: len(exact)]):
+    gradients = stock_gradients(stock, values[:6], dy), stock_gradients(stock, wide[:6], wide_dy)
+    # One element a channel: dx is 0, the difference of terms of this size.
+    scale = np.abs(wide_dy).max(initial=0) * np.abs(wide[1] * outputs[1][4]).max(initial=0)
+    return values[:6], dy, outputs, gradients, scale
+
+
+def check(case, seed=0, fused=fused):
+    values, dy, outputs, gradients, scale = problem(case, seed)
+
+    def ours(*operands):
+        return fused(*operands, **case.attributes())
+
+    statistics = "float64" if case.dtype == "float64" else "float32"
+    for i, (name, found, *others) in enumerate(zip(NAMES, ours(*values), *outputs, strict=True)):
+        dtype = statistics if i else case.dtype
+        assert found.dtype == dtype
+        assert_as_exact(name, found, *others, dtype)
+    found = stock_gradients(ours, values, dy)
+    for i, (name, *compared) in enumerate(zip(GRADIENTS, found, *gradients, strict=False)):
         dtype = statistics if i in (1, 2) else case.dtype
-        # One element a channel: dx is 0, the difference of terms of this size.
-        scale = np.abs(wide_dy).max(initial=0) * np.abs(wide[1] * expected[4]).max(initial=0)
-        assert_as_exact(name, gradients[i], stock[i], exact[i], dtype, 0.0 if i else scale)
+        assert_as_exact(name, *compared, dtype, 0.0 if i else scale)
 
 
 @pytest.mark.parametrize("case", cases.batch_norm_cases(), ids=str)

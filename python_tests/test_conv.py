@@ -6,10 +6,13 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from memo import remembered
 from tolerances import assert_as_exact, assert_close
 
 from tf_fused_ops import _library
 from tf_fused_ops.ops import _arguments, activations, conv, conv2d_bias_act, reference
+
+NAMES = ("dx", "dfilters", "dbias", "dside")
 
 
 def unscaled(case):
@@ -43,19 +46,27 @@ def saved_for(case, x, filters, bias, side):
     return reference.conv2d_bias_act(x, filters, bias, side, **attributes)
 
 
-def check_forward(case, seed=0, forward=fused):
-    """Asserts that a function of a case and its tensors is as exact as stock TensorFlow."""
+@remembered
+def forward_problem(case, seed):
+    """Returns the operands of a case, and y of stock code in the dtype and in float64."""
     operands = cast(case.inputs(seed)[:4], case.dtype)
     attributes = case.attributes()
-    expected = reference.conv2d_bias_act(*cast(operands, "float64"), **attributes)
+    exact = reference.conv2d_bias_act(*cast(operands, "float64"), **attributes)
     # Stock TensorFlow gives an empty float16 or bfloat16 convolution the wrong shape.
-    stock = expected if case.batch == 0 else reference.conv2d_bias_act(*operands, **attributes)
-    assert_as_exact("y", forward(case, *operands), stock, expected, case.dtype)
+    stock = exact if case.batch == 0 else reference.conv2d_bias_act(*operands, **attributes)
+    return operands, stock, exact
 
 
-def check(case, seed=0, forward=fused, gradients=fused_gradients):
-    """Asserts it for a function and one that computes its gradients but for the scale."""
-    check_forward(case, seed, forward)
+def check_forward(case, seed=0, forward=fused):
+    """Asserts that a function of a case and its tensors is as exact as stock TensorFlow."""
+    operands, *others = forward_problem(case, seed)
+    assert_as_exact("y", forward(case, *operands), *others, case.dtype)
+
+
+@remembered
+def gradient_problem(case, seed):
+    """Returns dy, input, filters and what is saved; the gradients but for the scale of stock code
+    in the dtype and in float64; and how large the sums are of which each may be a small one."""
     *operands, dy = cast(case.inputs(seed), case.dtype)
     wide = cast(operands, "float64")
     # The same saved tensor for all: next to a kink rounding decides the slope.
@@ -63,16 +74,20 @@ def check(case, seed=0, forward=fused, gradients=fused_gradients):
     (saved,) = cast([saved], case.dtype)
     wide_dy, wide_saved = cast([dy, saved], "float64")
     attributes = unscaled(case)
-    expected = reference.conv2d_bias_act_grad(wide_dy, *wide[:2], wide_saved, **attributes)
-    stock = expected
+    exact = reference.conv2d_bias_act_grad(wide_dy, *wide[:2], wide_saved, **attributes)
+    stock = exact
     if case.batch > 0:
         stock = reference.conv2d_bias_act_grad(dy, *operands[:2], saved, **attributes)
-    values = gradients(case, dy, *operands[:2], saved)
-    for name, value, other, exact in zip(
-        ("dx", "dfilters", "dbias", "dside"), values, stock, expected, strict=True
-    ):
-        scale = np.linalg.norm(wide_dy) / np.sqrt(case.cout) if name == "dbias" else 0.0
-        assert_as_exact(name, value, other, exact, case.dtype, scale)
+    sums = [0, 0, np.linalg.norm(wide_dy) / np.sqrt(case.cout), 0]
+    return (dy, *operands[:2], saved), stock, exact, sums
+
+
+def check(case, seed=0, forward=fused, gradients=fused_gradients):
+    """Asserts it for a function and one that computes its gradients but for the scale."""
+    check_forward(case, seed, forward)
+    given, *others = gradient_problem(case, seed)
+    for name, *compared, scale in zip(NAMES, gradients(case, *given), *others, strict=True):
+        assert_as_exact(name, *compared, case.dtype, scale)
 
 
 @pytest.mark.parametrize("case", cases.conv_cases(), ids=str)

@@ -1,7 +1,6 @@
 """Convolution of volumes + bias + activation: numbers and gradients."""
 
 import dataclasses
-import functools
 import itertools
 
 import cases
@@ -12,6 +11,7 @@ from conftest import ISAS
 from gradient_problems import assert_all_close, gradients_of, second_order, weights_for
 from hypothesis import given
 from hypothesis import strategies as st
+from memo import remembered
 from test_conv import cast
 from test_gradient_places import in_tape_inside_function, in_tape_outside_function
 from tolerances import assert_as_exact
@@ -136,7 +136,7 @@ def stock_gradients(case, dy, x, filters, saved):
     return reference.conv3d_bias_act_grad(dy, x, filters, saved, **case.attributes())
 
 
-@functools.lru_cache(maxsize=8)
+@remembered
 def problem(case, seed):
     """The inputs of a case, what is saved; what is named in `NAMES`, exact and of stock code; and
     how large the sums are of which each may be a small one."""
@@ -165,10 +165,6 @@ def check(case, seed=0):
     values += fused_gradients(case, dy, *operands[:2], saved)
     for *row, scale in zip(NAMES, values, others, right, sums, strict=True):
         assert_as_exact(*row, case.dtype, scale)
-
-
-# The sets take turns fastest, so that what is expected of a case is computed once.
-each_isa = pytest.mark.parametrize("isa", ISAS, indirect=True)
 
 
 def path(volume, kernel, cin, cout, **options):
@@ -205,7 +201,6 @@ PATHS = [
 ]
 
 
-@each_isa
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("case", PATHS, ids=str)
 def test_paths(case, dtype, isa):
@@ -219,14 +214,12 @@ MANY = path((11, 64, 64), (3, 1, 2), 32, 3, batch=1, act="silu")
 SMALL = path((701, 3, 8), (3, 2, 1), 33, 3, strides=(2, 1, 1), batch=3, side=True)
 
 
-@each_isa
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("case", [MANY, SMALL], ids=str)
 def test_more_planes_than_are_gathered_at_a_time(case, dtype, isa):
     check(dataclasses.replace(case, dtype=dtype, act="silu"))
 
 
-@each_isa
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("act", cases.ACTIVATIONS)
 def test_activations(act, dtype, isa):

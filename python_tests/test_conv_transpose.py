@@ -1,7 +1,6 @@
 """Transposed convolution + bias + activation: numbers, shapes, and what the wrapper accepts."""
 
 import dataclasses
-import functools
 import itertools
 
 import cases
@@ -9,10 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from bad_calls import ERRORS
-from conftest import ISAS
 from gradient_problems import assert_all_close, gradients_of, second_order, weights_for
 from hypothesis import given
 from hypothesis import strategies as st
+from memo import remembered
 from test_conv import cast
 from tolerances import assert_as_exact, assert_close
 
@@ -135,7 +134,7 @@ def stock_gradients(case, dy, x, filters, saved):
     return reference.conv2d_transpose_bias_act_grad(dy, x, filters, saved, **case.attributes())
 
 
-@functools.lru_cache(maxsize=8)
+@remembered
 def problem(case, seed):
     """The inputs of a case, what is saved; what is named in `NAMES`, exact and of stock code; and
     how large the sums are of which each may be a small one."""
@@ -168,11 +167,8 @@ def check(case, seed=0):
 
 
 CASES = cases.conv_transpose_cases()
-# The sets take turns fastest, so that what is expected of a case is computed once.
-each_isa = pytest.mark.parametrize("isa", ISAS, indirect=True)
 
 
-@each_isa
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_forward_and_gradients(case, isa):
     check(case)
@@ -210,14 +206,12 @@ PATHS = [
 ]
 
 
-@each_isa
 @pytest.mark.parametrize("case", PATHS, ids=str)
 def test_paths(case, isa):
     for dtype in cases.DTYPES:
         check(dataclasses.replace(case, dtype=dtype))
 
 
-@each_isa
 @pytest.mark.parametrize("act", cases.ACTIVATIONS)
 def test_activations(act, isa):
     for dtype in cases.DTYPES:
@@ -274,7 +268,6 @@ def test_by_hand(isa):
     np.testing.assert_array_equal(y[0, :, :, 0], expected)
 
 
-@each_isa
 @pytest.mark.parametrize(("layout", "dtype"), [("NHWC", "float32"), ("NCHW", "bfloat16")])
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize("stride", [2, 3])

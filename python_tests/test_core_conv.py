@@ -1,11 +1,13 @@
 """The contraction engine on NumPy arrays: numbers, threads, layouts, instruction sets."""
 
+import functools
 import itertools
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 import pytest
 from cases import DTYPES, PAIRED_ISAS
+from memo import remembered
 from numpy.lib.stride_tricks import sliding_window_view
 
 from tf_fused_ops import _core
@@ -229,6 +231,7 @@ class Case:
             :, :: self.strides[0], :: self.strides[1], :, :: self.dilations[0], :: self.dilations[1]
         ]
 
+    @functools.cached_property
     def reference(self):
         """z without scale, bias and side input, and the gradients for dz = dy, in float64."""
         filters, dy = self.filters.astype(np.float64), self.dy.astype(np.float64)
@@ -257,6 +260,9 @@ class Case:
         return _core.ConvShape(**self.sizes, **layouts)
 
 
+case_of = remembered(Case)
+
+
 def _channels_first(x):
     return np.ascontiguousarray(np.moveaxis(x, -1, 1))
 
@@ -271,8 +277,8 @@ def _assert_close(actual, expected, tolerance, scale=1.0):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("parameters", CASES, ids=str)
 def test_matches_float64(parameters, dtype, core_isa):
-    case = Case(parameters, dtype)
-    z, gradients = case.reference()
+    case = case_of(parameters, dtype)
+    z, gradients = case.reference
     bias, side, factors = (v.astype(np.float64) for v in (case.bias, case.side, case.scale))
     sums = (("relu", None, z + bias + side), ("relu6", case.scale, z * factors + bias + side))
     for (act, scale, expected), pack_first, save in itertools.product(sums, *[(False, True)] * 2):
@@ -324,7 +330,7 @@ def test_taps_beyond_the_edges_are_left_out(parameters, tap, core_isa):
 def test_filters_that_no_cache_holds(core_isa):
     """They meet long sums in parts, each of which adds to what those before have written."""
     case = Case((1, (30, 19), 3100, 2040, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)))
-    z, gradients = case.reference()
+    z, gradients = case.reference
     expected = z * case.scale + case.bias + case.side
     scratch, _ = _core.conv_scratch_bytes(case.shape())
     assert scratch < case.filters.nbytes / 2
@@ -348,7 +354,7 @@ def test_filters_that_no_cache_holds(core_isa):
 @pytest.mark.parametrize("parameters", CASES, ids=str)
 def test_layouts_agree(parameters, core_isa):
     """Channels first and transposed filters are other address maps of the same sums."""
-    case = Case(parameters)
+    case = case_of(parameters)
     y, _ = _core.conv_forward(case.shape(), case.input, case.filters, case.bias, case.side)
     expected = _core.conv_gradient(case.shape(), case.dy, case.input, case.filters)
     transposed = case.groups == 1
@@ -370,7 +376,7 @@ def test_layouts_agree(parameters, core_isa):
 
 @pytest.mark.parametrize("parameters", CASES, ids=str)
 def test_threads_do_not_change_a_bit(parameters, core_isa):
-    case = Case(parameters)
+    case = case_of(parameters)
     runs = []
     for num_threads in (1, 2, 5):
         options = {"activation": "gelu_tanh", "num_threads": num_threads}
@@ -392,7 +398,7 @@ def test_threads_do_not_change_a_bit(parameters, core_isa):
 @pytest.mark.parametrize("parameters", CASES, ids=str)
 def test_moments_are_those_of_the_output(parameters, dtype, core_isa):
     """Also far from zero: |mean| is 300 standard deviations."""
-    case = Case(parameters, dtype)
+    case = case_of(parameters, dtype)
     bias = case.bias + np.asarray(300, dtype)
     for activation in ("none", "relu", "tanh"):
         options = {"activation": activation}
@@ -485,7 +491,7 @@ def test_streaming_changes_no_bit_of_a_filter_gradient(in_c, dtype, core_isa, st
 
 @pytest.mark.parametrize("parameters", CASES, ids=str)
 def test_threads_do_not_change_moments(parameters, core_isa):
-    case = Case(parameters)
+    case = case_of(parameters)
     runs = [
         _core.conv_moments(case.shape(), case.input, case.filters, num_threads=n)[1]
         for n in (1, 2, 5)

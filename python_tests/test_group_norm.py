@@ -7,6 +7,7 @@ import tensorflow as tf
 from gradient_problems import assert_all_close, gradients_of, second_order, weights_for
 from hypothesis import given
 from hypothesis import strategies as st
+from memo import remembered
 from tolerances import assert_as_exact
 
 from tf_fused_ops import _library, group_norm_act
@@ -68,11 +69,10 @@ def outputs(function, values):
     return [function(*inputs), *gradients_of(function, inputs, dy)]
 
 
-def check(shape, groups, dtype, data_format="NHWC", activation="none", seed=0):
+@remembered
+def expected(shape, groups, dtype, data_format, activation, seed):
+    """Returns operands, and what to compare with: outputs of stock and in float64, and scales."""
     attributes = {"groups": groups, "activation": activation, "data_format": data_format}
-
-    def fused(x, scale, offset):
-        return group_norm_act(x, scale, offset, epsilon=EPSILON, alpha=cases.ALPHA, **attributes)
 
     def by_stock(x, scale, offset):
         return stock(x, scale, offset, **attributes)
@@ -91,7 +91,17 @@ def check(shape, groups, dtype, data_format="NHWC", activation="none", seed=0):
     term = np.abs(dy).max() * np.abs(scale).max() * np.max(inv_std)
     total = np.sqrt(np.prod(shape[:-1]))
     scales = {"y": 0, "x_grad": term, "scale_grad": total, "offset_grad": total}
-    runs = outputs(fused, values), outputs(by_stock, values), outputs(centred, wide)
+    return values, outputs(by_stock, values), outputs(centred, wide), scales
+
+
+def check(shape, groups, dtype, data_format="NHWC", activation="none", seed=0):
+    attributes = {"groups": groups, "activation": activation, "data_format": data_format}
+    values, by_stock, exact, scales = expected(shape, dtype=dtype, seed=seed, **attributes)
+
+    def fused(x, scale, offset):
+        return group_norm_act(x, scale, offset, epsilon=EPSILON, alpha=cases.ALPHA, **attributes)
+
+    runs = outputs(fused, values), by_stock, exact
     for (name, scale), found, *others in zip(scales.items(), *runs, strict=True):
         like = values[0] if name in ("y", "x_grad") else values[1]
         assert found.dtype == like.dtype

@@ -7,6 +7,7 @@ import tensorflow as tf
 from gradient_problems import assert_all_close, gradients_of, second_order, weights_for
 from hypothesis import given
 from hypothesis import strategies as st
+from memo import remembered
 from tolerances import assert_as_exact
 
 from tf_fused_ops import _library, layer_norm, rms_norm
@@ -63,14 +64,21 @@ def centred(x, scale, offset):
     return reference.layer_norm(x, scale, offset, EPSILON)[0]
 
 
-def check(shape, dtype, seed=0):
+@remembered
+def expected(shape, dtype, seed):
+    """Returns operands, and what to compare with: outputs of stock and in float64, and scales."""
     values = tensors(shape, dtype, seed)
     x, scale, _, dy = wide = [value.astype(np.float64) for value in values]
     # What is a difference of such terms, and sums over rows, may happen to cancel.
     term = np.abs(dy * scale).max() / np.sqrt(x.var(-1).min() + EPSILON)
     total = np.sqrt(np.prod(shape[:-1]))
     scales = {"y": 0, "x_grad": term, "scale_grad": total, "offset_grad": total}
-    runs = outputs(fused, values), outputs(stock, values), outputs(centred, wide)
+    return values, outputs(stock, values), outputs(centred, wide), scales
+
+
+def check(shape, dtype, seed=0):
+    values, by_stock, exact, scales = expected(shape, dtype, seed)
+    runs = outputs(fused, values), by_stock, exact
     for (name, scale), found, *others in zip(scales.items(), *runs, strict=True):
         like = values[0] if name in ("y", "x_grad") else values[1]
         assert found.dtype == like.dtype

@@ -8,11 +8,14 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from memo import remembered
 from test_conv import cast
 from tolerances import assert_as_exact, assert_close
 
 from tf_fused_ops import _library
 from tf_fused_ops.ops import activations, matmul, matmul_bias_act, reference
+
+NAMES = ("y", "da", "db", "dbias", "dside")
 
 
 def fused(case, a, b, bias, side):
@@ -24,29 +27,34 @@ def fused_gradients(case, dy, a, b, saved):
     return matmul._gradient_op(dy, a, b, saved, (True,) * 4, case.attributes())
 
 
-def check(case, seed=0, forward=fused, gradients=fused_gradients):
-    """Asserts that two functions of a case and its tensors are as exact as stock TensorFlow."""
+@remembered
+def problem(case, seed):
+    """Returns the operands of a case, dy, what is saved; y and its gradients of stock code in the
+    dtype and in float64; and how large the sums are of which each may be a small one."""
     *operands, dy = cast(case.inputs(seed), case.dtype)
     wide = cast(operands, "float64")
     attributes = case.attributes()
-    expected = reference.matmul_bias_act(*wide, **attributes)
+    right = reference.matmul_bias_act(*wide, **attributes)
     stock = reference.matmul_bias_act(*operands, **attributes)
-    assert_as_exact("y", forward(case, *operands), stock, expected, case.dtype)
-
     # The same saved tensor for all: next to a kink rounding decides the slope.
-    saved = expected
+    saved = right
     if not activations.slope_from_value(case.act, cases.ALPHA):
         saved = reference.matmul_bias_act(*wide, **{**attributes, "activation": "none"})
     saved = None if case.act == "none" else tf.cast(saved, case.dtype)
-    stock = reference.matmul_bias_act_grad(dy, *operands[:2], saved, **attributes)
     wide_dy, wide_saved = cast([dy, saved], "float64")
-    expected = reference.matmul_bias_act_grad(wide_dy, *wide[:2], wide_saved, **attributes)
-    values = gradients(case, dy, *operands[:2], saved)
-    for name, value, other, exact in zip(
-        ("da", "db", "dbias", "dside"), values, stock, expected, strict=True
-    ):
-        scale = np.linalg.norm(wide_dy) / np.sqrt(max(1, case.n)) if name == "dbias" else 0.0
-        assert_as_exact(name, value, other, exact, case.dtype, scale)
+    others = [stock, *reference.matmul_bias_act_grad(dy, *operands[:2], saved, **attributes)]
+    exact = [right]
+    exact += reference.matmul_bias_act_grad(wide_dy, *wide[:2], wide_saved, **attributes)
+    sums = [0, 0, 0, np.linalg.norm(wide_dy) / np.sqrt(max(1, case.n)), 0]
+    return operands, dy, saved, others, exact, sums
+
+
+def check(case, seed=0, forward=fused, gradients=fused_gradients):
+    """Asserts that two functions of a case and its tensors are as exact as stock TensorFlow."""
+    operands, dy, saved, *others = problem(case, seed)
+    values = [forward(case, *operands), *gradients(case, dy, *operands[:2], saved)]
+    for name, *compared, scale in zip(NAMES, values, *others, strict=True):
+        assert_as_exact(name, *compared, case.dtype, scale)
 
 
 @pytest.mark.parametrize("case", cases.matmul_cases(), ids=str)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from memo import remembered
 
 from tf_fused_ops import _library, max_pool2d_act
 from tf_fused_ops.ops import reference
@@ -50,17 +51,24 @@ def stock_pool(ksize, strides, padding, activation="none"):
     return pool
 
 
-def check(image, channels, ksize, strides, padding, activation, dtype, seed=0):
+@remembered
+def expected(image, channels, ksize, strides, padding, activation, dtype, seed):
+    """Returns x, y in float64 and the gradient of x."""
     # Few values, so that windows have several largest pixels.
     values = np.random.default_rng(seed).integers(-9, 10, (*image, channels)) / 2
     x = tf.constant(values, dtype)
-    y, dx = pooled(x, lambda x: max_pool2d_act(x, ksize, strides, padding, activation))
-    wide_y, wide_dx = pooled(
-        tf.cast(x, tf.float64), stock_pool(ksize, strides, padding, activation)
+    y, dx = pooled(tf.cast(x, tf.float64), stock_pool(ksize, strides, padding, activation))
+    return x, y, tf.cast(dx, dtype)
+
+
+def check(image, channels, ksize, strides, padding, activation, dtype, seed=0):
+    x, wide_y, right_dx = expected(
+        image, channels, ksize, strides, padding, activation, dtype, seed
     )
+    y, dx = pooled(x, lambda x: max_pool2d_act(x, ksize, strides, padding, activation))
     assert y.dtype == dx.dtype == x.dtype
     np.testing.assert_array_equal(tf.cast(y, tf.float64), wide_y)
-    np.testing.assert_array_equal(dx, tf.cast(wide_dx, dtype))
+    np.testing.assert_array_equal(dx, right_dx)
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from memo import remembered
 from tolerances import assert_as_exact, assert_close
 
 from tf_fused_ops import _library, prelu
@@ -42,7 +43,7 @@ def numbers(shape, dtype, seed):
 
 def exact(dy, x, alpha):
     """y and both gradients in float64."""
-    dy, x, alpha = (np.float64(tf.cast(v, tf.float64)) for v in (dy, x, alpha))
+    dy, x, alpha = wide((dy, x, alpha))
     y = np.where(x > 0, x, alpha * x)
     slope = np.where(x > 0, 1, np.where(x < 0, alpha, 0))
     terms = dy * np.minimum(x, 0)
@@ -51,21 +52,29 @@ def exact(dy, x, alpha):
     return y, dy * slope, terms.sum(axes, keepdims=True).reshape(alpha.shape)
 
 
-def check(shape, slopes, dtype, seed=0):
+def wide(values):
+    return [tf.cast(value, tf.float64).numpy() for value in values]
+
+
+@remembered
+def expected(shape, slopes, dtype, seed):
+    """Returns x, dy and alpha, and what to compare with: stock and exact, in float64."""
     x, dy = numbers(shape, dtype, seed), numbers(shape, dtype, seed + 1)
     alpha = numbers(slopes, dtype, seed + 2)
+    stock = (reference.prelu(x, alpha), *reference.prelu_grad(dy, x, alpha))
+    return x, dy, alpha, wide(stock), exact(dy, x, alpha)
+
+
+def check(shape, slopes, dtype, seed=0):
+    x, dy, alpha, *others = expected(shape, slopes, dtype, seed)
     with tf.GradientTape() as tape:
         tape.watch([x, alpha])
         y = prelu(x, alpha)
     found = (y, *tape.gradient(y, [x, alpha], output_gradients=dy))
-    stock = (reference.prelu(x, alpha), *reference.prelu_grad(dy, x, alpha))
     terms = x.shape.num_elements() / max(alpha.shape.num_elements(), 1)
     scales = (0.0, 0.0, np.sqrt(terms))
     assert [value.dtype for value in found] == [x.dtype] * 3
-    found, stock = (
-        [tf.cast(value, tf.float64).numpy() for value in values] for values in (found, stock)
-    )
-    for name, *values, scale in zip(NAMES, found, stock, exact(dy, x, alpha), scales, strict=True):
+    for name, *values, scale in zip(NAMES, wide(found), *others, scales, strict=True):
         assert_as_exact(name, *values, dtype, scale)
 
 

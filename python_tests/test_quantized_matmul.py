@@ -1,7 +1,5 @@
 """Products of quantized rows with 8-bit weights: numbers, on all instructions and threads."""
 
-import functools
-
 import cases
 import numpy as np
 import pytest
@@ -10,6 +8,7 @@ from cases import QuantizedOpCase
 from conftest import INTEGER_ISAS
 from hypothesis import given
 from hypothesis import strategies as st
+from memo import remembered
 from tolerances import UNIT, assert_as_exact, assert_close
 
 from tf_fused_ops import _library, quantized_matmul_bias_act
@@ -43,7 +42,7 @@ def pre_activation(case, a, b, b_scale, bias):
     return z if bias is None else z + wide(bias)
 
 
-@functools.cache
+@remembered
 def expected(case, seed):
     """What stock TensorFlow has in the dtype of a case, and float64."""
     *inputs, _ = tensors(case, seed)

@@ -12,6 +12,7 @@ from cases import RecurrentOpCase
 from gradient_problems import assert_all_close, gradients_of, problem, second_order, weights_for
 from hypothesis import given
 from hypothesis import strategies as st
+from memo import remembered
 from tolerances import assert_as_exact
 
 from tf_fused_ops import _library, gru, lstm, simple_rnn
@@ -95,7 +96,7 @@ def rounded(value, dtype):
     return tf.cast(tf.constant(value), dtype).numpy()
 
 
-@functools.cache
+@remembered
 def expected(case, seed):
     """Stock TensorFlow in the dtype of a case, and in float64."""
     inputs, dys = tensors(case, seed)

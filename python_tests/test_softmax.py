@@ -7,6 +7,7 @@ import tensorflow as tf
 from gradient_problems import assert_all_close, gradients_of, second_order, weights_for
 from hypothesis import given
 from hypothesis import strategies as st
+from memo import remembered
 from tolerances import assert_as_exact, assert_close
 
 from tf_fused_ops import _library, softmax
@@ -59,16 +60,21 @@ def outputs(function, x, dy):
     return [function(x), *gradients_of(function, [x], dy)]
 
 
-def check(shape, dtype, mask=None, scale=1.0, seed=0):
+@remembered
+def expected(shape, dtype, mask, scale, seed):
+    """Returns x and dy, and what to compare with: outputs of stock in the dtype and in float64."""
     x, dy = tensors(shape, dtype, seed)
     wide = [value.astype(np.float64) for value in (x, dy)]
     theirs = stock(mask, scale)
-    runs = outputs(lambda x: softmax(x, mask, scale), x, dy), outputs(theirs, x, dy)
+    return x, dy, outputs(theirs, x, dy), outputs(theirs, *wide)
+
+
+def check(shape, dtype, mask=None, scale=1.0, seed=0):
+    x, dy, *others = expected(shape, dtype, mask, scale, seed)
+    runs = outputs(lambda x: softmax(x, mask, scale), x, dy), *others
     # A gradient is a difference of terms of this size.
     scales = {"y": 0, "x_grad": abs(scale) * np.abs(dy).max()}
-    for (name, size), found, *others in zip(
-        scales.items(), *runs, outputs(theirs, *wide), strict=True
-    ):
+    for (name, size), found, *others in zip(scales.items(), *runs, strict=True):
         assert_as_exact(name, found, *others, dtype, size)
         if mask is not None:
             kept = np.broadcast_to(mask, shape)

@@ -1,6 +1,5 @@
 """Products with weights of 4 and 8 bits: numbers, on all instructions and threads; shapes."""
 
-import functools
 import itertools
 
 import cases
@@ -11,6 +10,7 @@ from cases import WeightOnlyOpCase
 from conftest import ISAS
 from hypothesis import given
 from hypothesis import strategies as st
+from memo import remembered
 from tolerances import UNIT, assert_as_exact, assert_close
 
 from tf_fused_ops import _library, weight_only_matmul_bias_act
@@ -65,7 +65,7 @@ def pre_activation(case, a, b, scale, zero, group, bias):
     return z if bias is None else z + wide(bias)
 
 
-@functools.cache
+@remembered
 def expected(case, seed):
     """What stock TensorFlow has in the dtype of a case, and float64."""
     *inputs, _ = tensors(case, seed)

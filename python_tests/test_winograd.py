@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import DTYPES, PAIRED_ISAS
+from memo import remembered
 from remapping import values
 from test_core_conv import TOLERANCE as DIRECT
 from test_core_conv import Case
@@ -33,6 +34,7 @@ CASES = [
 ACTIVATIONS = ("relu", "gelu_tanh")
 
 
+@remembered
 def core_case(parameters, dtype="float32", kernel=(3, 3), strides=(1, 1), dilations=(1, 1)):
     *sizes, pads = parameters
     return Case((*sizes, kernel, strides, dilations, pads), dtype)
@@ -68,7 +70,7 @@ def test_matches_float64(parameters, dtype, core_isa):
     case = core_case(parameters, dtype)
     # Pairs of bfloat16 have an instruction of their own.
     assert runs(case) == (not (core_isa in PAIRED_ISAS and dtype == "bfloat16"),) * 3
-    z, expected_gradients = case.reference()
+    z, expected_gradients = case.reference
     bias, side, factors = (v.astype(np.float64) for v in (case.bias, case.side, case.scale))
     expected = z * factors + bias + side
     for pack_first, save in itertools.product([False, True], repeat=2):
