@@ -50,7 +50,9 @@ def set_precision(dtype):
 def curve(model, images, labels, accelerate):
     """Trains for two steps from a seed; returns the losses and all variables."""
     keras.utils.set_random_seed(1)
-    model.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
+    model.compile(
+        keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy", run_eagerly=not accelerate
+    )
     tfo.accelerate(model, accelerate)
     history = model.fit(images, labels, batch_size=4, epochs=2, verbose=0)
     return history.history["loss"], [v.numpy() for v in model.variables]

@@ -73,7 +73,7 @@ def test_scratch_is_bounded(sizes, threads):
 )
 def test_filters_of_few_pixels_are_not_copied_whole(rows, depth, columns):
     few, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, rows, depth, columns))
-    many, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 4096, depth, columns))
+    many, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 1024, depth, columns))
     assert few < rows * depth * (6 if in_parts() else 4) + 2 * THREAD_BYTES
     assert few < FEW_PIXELS_BYTES + THREAD_BYTES
     # Long sums are computed in parts of their length, and the filters of one part are needed.
@@ -82,7 +82,7 @@ def test_filters_of_few_pixels_are_not_copied_whole(rows, depth, columns):
 
 def test_filters_that_no_cache_holds_are_copied_in_parts():
     depth, columns = 8192, 1024
-    scratch, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 4096, depth, columns))
+    scratch, _ = _core.conv_scratch_bytes(_core.ConvShape.matmul(1, 1024, depth, columns))
     assert scratch < depth * columns * 2
 
 

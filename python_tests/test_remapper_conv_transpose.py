@@ -214,6 +214,7 @@ def test_wanted_gradients(wanted, by):
         z = biased(x, w, b)
         return z * tf.tanh(tf.math.softplus(z))
 
+    @tf.function
     def step(*args):
         named = dict(zip(("input", "filters", "bias"), args, strict=True))
         sources = [named[name] for name in wanted]

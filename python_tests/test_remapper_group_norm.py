@@ -235,6 +235,7 @@ def test_keras_layer(name, policy):
     (x,) = random_values(shape, dtype=layer.compute_dtype)
     variables = [v.value for v in layer.trainable_variables]
 
+    @tf.function
     def step(x):
         with tf.GradientTape() as tape:
             tape.watch(x)

@@ -199,12 +199,12 @@ def test_architecture(name, float64):
         return loss, gradients
 
     signature = [tf.TensorSpec([None, 32, 32, 3], tf.float64), tf.TensorSpec([None], tf.int32)]
+    compiled = function(step, input_signature=signature)
     start = model.get_weights()
     results = []
-    for decorate in (tf.function, function):
+    for run in (step, compiled):
         model.set_weights(start)
-        compiled = decorate(step, input_signature=signature)
-        loss, gradients = compiled(x, labels)
+        loss, gradients = run(x, labels)
         results.append([loss, *gradients, *map(tf.convert_to_tensor, model.get_weights())])
     updates = {"gradient_descent": len(model.trainable_variables)}
     fused = ARCHITECTURES[name] | {"sparse_cross_entropy": 1}

@@ -200,6 +200,7 @@ def test_keras_rms_layer(policy):
     layer.build((2, 3, 21))
     (x,) = random_values((2, 3, 21), dtype=layer.compute_dtype)
 
+    @tf.function
     def step(x):
         with tf.GradientTape() as tape:
             tape.watch(x)

@@ -46,8 +46,9 @@ def gelu(x, cubic=0.044715, scale=0.7978845608028654, half=0.5):
 
 
 def keep(tensor):
-    """Marks the op of a tensor as one that grappler must keep."""
-    tensor.op._set_attr("_grappler_do_not_remove", attr_value_pb2.AttrValue(b=True))
+    """Marks the op of a tensor in a graph as one that grappler must keep."""
+    if not tf.executing_eagerly():
+        tensor.op._set_attr("_grappler_do_not_remove", attr_value_pb2.AttrValue(b=True))
     return tensor
 
 

@@ -161,6 +161,7 @@ def test_jacobian(rule):
 def test_symbolic_gradients(rule):
     """tf.gradients inside the function."""
 
+    @tf.function
     def step(x, w, b):
         y = LAYERS[rule](x, w, b)
         return y, tf.gradients(y, [x, w, b])
