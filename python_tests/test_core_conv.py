@@ -538,12 +538,12 @@ def test_pixels_between_strides_come_from_one_product(core_isa):
     assert not np.isfinite(dx[0, :, 1:8, 1:8]).any()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", [40, 1024])
 @pytest.mark.parametrize("kernel", [3, 7])
 def test_channels_of_their_own_are_read_where_they_are(kernel, channels, dtype, core_isa):
     """So an infinite filter meets no zero beside the image; it does where they are gathered, as
-    pixels are that lie pages apart."""
+    pixels are that lie pages apart, or half a page if they are widened twice for a row of taps."""
     margin = kernel // 2
     sizes = ((9, 40), channels, channels, (kernel, kernel), (1, 1), (1, 1), (margin,) * 4)
     case = Case((1, *sizes, channels), dtype)
@@ -556,7 +556,9 @@ def test_channels_of_their_own_are_read_where_they_are(kernel, channels, dtype, 
     shape = case.shape(input_channels_first=True)
     gathered, _ = _core.conv_forward(shape, _channels_first(x), filters)
     assert np.all(np.isnan(gathered[:, :, 0]))
-    if dtype == "bfloat16" or channels == 1024:
+    widened = case.input.itemsize == 2
+    collide = channels == 1024 and not (widened and kernel == 3)
+    if collide or (widened and core_isa in ("portable", "avx2")):
         assert np.all(np.isnan(beside))
     else:
         taps = case.filters[margin:, margin:, 0].astype(np.float64)

@@ -49,8 +49,8 @@ struct SmallGroupsPass {
 constexpr std::int64_t kUncachedImagesBytes = 16 << 20;
 
 // `columns` neighbouring pixels of some rows, a vector of each.
-template <class A>
-TFO_INLINE void FetchPixels(const A* row, std::int64_t rows,
+template <class S>
+TFO_INLINE void FetchPixels(const S* row, std::int64_t rows,
                             std::int64_t columns, const PlanePlan& p) {
   for (; rows > 0; --rows, row += p.row_pitch) {
     for (std::int64_t j = 0; j < columns; ++j)
@@ -79,6 +79,31 @@ Windows<T> JoinedWindows(const Correlation<T>* correlations,
   return x;
 }
 
+// The taps that are summed up together, since what is loaded serves all of
+// them: those of a row, if each lies a window behind the one before, and if
+// there is a function of as many. Otherwise one.
+template <class T>
+std::int64_t RunOf(const Windows<T>& x) {
+  const std::int64_t in_row = x.taps.PerRow();
+  const bool counted = in_row == 3 || in_row == 5 || in_row == 7;
+  return counted && x.taps.taps[1].w - x.taps.taps[0].w == x.stride_w ? in_row
+                                                                      : 1;
+}
+
+// Whether reading pixels where they are pays. Colliding ones are gathered
+// (measured with AVX-512, 1024 channels: 0.5 to 0.9 of the time). So are those
+// that would be widened more often than once for a run and in gathering (3x3
+// taps at every other pixel 0.6 to 0.95, 4x4 taps 1.05 to 1.5); and half a page
+// apart, those of two parts of a run (1.1 to 1.6).
+template <class T>
+bool MayReadInPlace(const Windows<T>& x) {
+  if (!kReadsInPlace<T> || x.PixelsCollide()) return false;
+  if (std::is_same_v<T, Accumulator<T>>) return true;
+  const std::int64_t run = RunOf(x);
+  return run == 1 ? x.taps.count <= 9 * x.stride_h * x.stride_w
+                  : run <= kTapsInARow || !x.PixelsCollide(2048);
+}
+
 // As `Correlate` does for one group, for `count` correlations of one source,
 // of which none has a larger grid than the first; `s` is the shape of the
 // convolution of which this is the forward direction or the input gradient.
@@ -92,10 +117,8 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
   const std::int64_t per_vector = g.PerVector<A>();
   if (x.batch * x.grid_h * x.grid_w == 0) return true;
   PlanePlan p = PlanPlanes(x, g);
-  // Colliding pixels are gathered (measured with AVX-512, 1024 channels: 0.5 to
-  // 0.9 of the time).
   const bool in_place =
-      !x.PixelsCollide() && ReadInPlace(x.source, x.map, g, p);
+      MayReadInPlace(correlations[0].x) && ReadInPlace(x.source, x.map, g, p);
   const std::int64_t per_tile = in_place ? per_vector : g.PerTile<A>();
   if (in_place) p.ReadFrom(x.map);
   auto* const passes = scratch.Allocate<SmallGroupsPass<T>>(count);
@@ -125,15 +148,11 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
     }
     for (std::int64_t t = 0; t < taps.count; ++t)
       *offsets++ = PlaneOffset(x.taps, taps.taps[t], p);
-    // What is loaded serves several taps of a row where each lies a window
-    // behind the one before (measured with AVX-512: 7x7 taps 0.82 to 0.86 of
-    // the time, 3x3 of four channels 0.85 to 0.91; but 3x3 and 5x5 of one
-    // channel 1.0 to 1.1).
-    const std::int64_t in_row = taps.PerRow();
-    const std::int64_t* const of = pass.offsets;
-    pass.run = in_row > (g.AreDepthwise() ? 5 : 1) &&
-                       of[1] - of[0] == x.stride_w * p.pitch
-                   ? in_row
+    const std::int64_t run = RunOf(correlations[i].x);
+    pass.run = run > (!g.AreDepthwise() ? kLongestAlone<true, A>
+                      : in_place        ? kLongestAlone<false, T>
+                                        : kLongestAlone<false, A>)
+                   ? run
                    : 1;
   }
   IntVec<A> indices[kLanes<A>];
@@ -148,7 +167,8 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
 
   // Row i of a band, of which `plane` is what its windows see.
   auto add_row = [&](const SmallGroupsPass<T>& pass, const Band& band,
-                     std::int64_t i, const Range& outputs, const A* plane) {
+                     std::int64_t i, const Range& outputs, const auto* plane) {
+    using S = std::decay_t<decltype(*plane)>;
     const Correlation<T>& c = *pass.c;
     const TapList& taps = c.x.taps;
     if (band.i + i >= c.x.grid_h || band.j >= c.x.grid_w) return;
@@ -158,13 +178,13 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
     const Range inside = Inside((band.i + i) * x.stride_h + taps.min_h,
                                 taps.RowStep(), taps.rows, x.height);
     const std::int64_t first = inside.begin * taps.PerRow();
-    const A* const row = plane + i * x.stride_h * p.row_pitch;
+    const S* const row = plane + i * x.stride_h * p.row_pitch;
     const std::int64_t unseen = (band.i + i) * x.stride_h + x.taps.max_h + 1;
     const std::int64_t num_unseen =
         fetches && &pass == passes ? Min(x.height - unseen, x.stride_h) : 0;
     const std::int64_t to_unseen =
         (x.taps.max_h - x.taps.min_h + 1) * p.row_pitch;
-    GroupOperands<A> operands{nullptr,
+    GroupOperands<S> operands{nullptr,
                               x.stride_w * p.pitch,
                               pass.offsets + first,
                               (inside.end - inside.begin) * taps.PerRow(),
@@ -214,18 +234,21 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
   auto task = [&](std::int64_t index, int worker) {
     const Range outputs = p.PortionAt(index, g.Outputs());
     const Band band(x, p.bands, index / p.portions);
-    const A* from;
-    if (in_place) {
-      from = InPlace(x.source.data + x.WindowAt(band.n, band.i, band.j) +
-                     outputs.begin);
-    } else {
+    const auto add_rows = [&](const auto* from) {
+      for (std::int64_t i = 0; i < band.rows; ++i) {
+        for (std::int64_t pass = 0; pass < count; ++pass)
+          add_row(passes[pass], band, i, outputs, from);
+      }
+    };
+    if constexpr (kReadsInPlace<T>) {
+      if (in_place)
+        add_rows(x.source.data + x.WindowAt(band.n, band.i, band.j) +
+                 outputs.begin);
+    }
+    if (!in_place) {
       A* const plane = planes.Of(worker);
       GatherPlane(x, band, g, outputs, p, plane);
-      from = plane;
-    }
-    for (std::int64_t i = 0; i < band.rows; ++i) {
-      for (std::int64_t pass = 0; pass < count; ++pass)
-        add_row(passes[pass], band, i, outputs, from);
+      add_rows(plane);
     }
     if (stream) FlushStores();
   };

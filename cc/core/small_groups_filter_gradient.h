@@ -70,6 +70,14 @@ TFO_INLINE void AddTapProducts(const Lines<A>& x, const Lines<A>& dz,
   }
 }
 
+// Of the accumulator's type, as dz that is read in place is; null where T is
+// another.
+template <class T>
+TFO_INLINE const Accumulator<T>* InPlace(const T* data) {
+  if constexpr (std::is_same_v<T, Accumulator<T>>) return data;
+  return nullptr;
+}
+
 template <class T>
 class SmallGroupsFilterGradientWork {
  public:
@@ -80,7 +88,8 @@ class SmallGroupsFilterGradientWork {
         per_vector_(groups_.PerVector<A>()),
         num_taps_(g.filters_gradient == nullptr ? 0 : g.x.taps.count),
         p_(PlanPlanes(g.x, groups_)),
-        dz_in_place_(ReadInPlace(g.dz, g.dz_map, groups_, p_)),
+        dz_in_place_(std::is_same_v<T, A> &&
+                     ReadInPlace(g.dz, g.dz_map, groups_, p_)),
         slices_(Min(Min(p_.num_bands, kMaxSlices),
                     CeilDiv(p_.wanted, p_.portions))) {}
 

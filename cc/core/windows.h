@@ -58,9 +58,8 @@ struct Windows {
   // apart, all in the same set of the first-level cache (measured with AVX-512:
   // 1.8 to 2 times the time of gathered ones; but 0.95 to 0.99 half a page or
   // less apart, where as many ways hold them).
-  TFO_INLINE bool PixelsCollide() const {
-    constexpr std::int64_t kSetPeriod = 4096 / sizeof(T);
-    return stride_w * map.w % kSetPeriod == 0;
+  TFO_INLINE bool PixelsCollide(std::int64_t period_bytes = 4096) const {
+    return stride_w * map.w * std::int64_t{sizeof(T)} % period_bytes == 0;
   }
 
   // Where in memory the window of a grid pixel begins, which may be outside.
