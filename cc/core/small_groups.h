@@ -81,7 +81,9 @@ Windows<T> JoinedWindows(const Correlation<T>* correlations,
 
 // The taps that are summed up together, since what is loaded serves all of
 // them: those of a row, if each lies a window behind the one before, and if
-// there is a function of as many. Otherwise one.
+// there is a function of as many. Otherwise one. (Measured on a Zen 4 with 3x3
+// and 5x5 taps of float32: 0.74 to 0.95 of the time with AVX-512, 0.79 to 1.07
+// with AVX2.)
 template <class T>
 std::int64_t RunOf(const Windows<T>& x) {
   const std::int64_t in_row = x.taps.PerRow();
@@ -148,12 +150,7 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
     }
     for (std::int64_t t = 0; t < taps.count; ++t)
       *offsets++ = PlaneOffset(x.taps, taps.taps[t], p);
-    const std::int64_t run = RunOf(correlations[i].x);
-    pass.run = run > (!g.AreDepthwise() ? kLongestAlone<true, A>
-                      : in_place        ? kLongestAlone<false, T>
-                                        : kLongestAlone<false, A>)
-                   ? run
-                   : 1;
+    pass.run = RunOf(correlations[i].x);
   }
   IntVec<A> indices[kLanes<A>];
   for (std::int64_t k = 0; k < g.in; ++k) indices[k] = SpreadIndices<A>(g, k);

@@ -166,25 +166,16 @@ void SumTaps(const GroupOperands<S>& g, const TileOperands<Operand<T>>& tile) {
   Finish<Operand<T>, kPixels, 1>(tile, 0, 0, sums);
 }
 
-// The longest rows of taps that are summed up one by one. Loading is part of
-// multiplying, unless what is loaded is spread or widened (measured with
-// AVX-512: 7x7 taps together 0.82 to 0.86 of the time, 3x3 of four channels
-// 0.85 to 0.91; but 3x3 and 5x5 of one channel 1.0 to 1.1).
-template <bool kSpread, class S>
-constexpr int kLongestAlone =
-    kSpread || !std::is_same_v<S, Accumulator<S>> ? 1 : 5;
-
 // The same of runs of `run` taps; of one tap where runs of such a length have
 // no function of their own.
 template <int kPixels, bool kSpread, bool kEdge, class T, class S>
 TFO_INLINE void SumRuns(std::int64_t run, const GroupOperands<S>& g,
                         const TileOperands<Operand<T>>& tile) {
-  if constexpr (kLongestAlone<kSpread, S> == 1) {
-    if (run == 3) return SumTaps<kPixels, 3, kSpread, kEdge, T>(g, tile);
-    if (run == 5) return SumTaps<kPixels, 5, kSpread, kEdge, T>(g, tile);
-  }
-  run == 7 ? SumTaps<kPixels, 7, kSpread, kEdge, T>(g, tile)
-           : SumTaps<kPixels, 1, kSpread, kEdge, T>(g, tile);
+  const auto sum = run == 7   ? &SumTaps<kPixels, 7, kSpread, kEdge, T, S>
+                   : run == 5 ? &SumTaps<kPixels, 5, kSpread, kEdge, T, S>
+                   : run == 3 ? &SumTaps<kPixels, 3, kSpread, kEdge, T, S>
+                              : &SumTaps<kPixels, 1, kSpread, kEdge, T, S>;
+  sum(g, tile);
 }
 
 // The same of `pixels` windows.
