@@ -44,9 +44,10 @@ struct SmallGroupsPass {
 
 // Of images that are read in place and which the caches do not hold, what the
 // next row of windows is the first to see is asked for while this one is summed
-// up (measured with AVX-512: 0.65 to 0.9 of the time; but up to 1.05 of images
-// of 5 to 13 MB).
-constexpr std::int64_t kUncachedImagesBytes = 16 << 20;
+// up (measured with AVX-512: 0.65 to 0.9 of the time, but up to 1.05 of images
+// of 5 to 13 MB; of these, if they are widened, 0.6 to 1.04).
+template <class T>
+constexpr std::int64_t kUncachedImagesBytes = (sizeof(T) == 2 ? 5 : 16) << 20;
 
 // `columns` neighbouring pixels of some rows, a vector of each.
 template <class S>
@@ -133,6 +134,7 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
   }
   // Of whole lines, so that every vector of any pixel begins at its own size.
   constexpr std::int64_t kLine = 64 / sizeof(T);
+  const std::int64_t vectors_of_line = Max(kLine / kLanes<A>, 1);
   const bool stream = per_vector == kLanes<A> && g.Outputs() % kLine == 0 &&
                       correlations[0].epilogue.ShouldStream(
                           count * x.batch * x.grid_h * x.grid_w * g.Outputs());
@@ -159,8 +161,8 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
       per_vector == kLanes<A> && !(stream && sizeof(T) < sizeof(A));
 
   const bool fetches =
-      in_place &&
-      x.batch * x.map.batch * std::int64_t{sizeof(T)} >= kUncachedImagesBytes;
+      in_place && x.batch * x.map.batch * std::int64_t{sizeof(T)} >=
+                      kUncachedImagesBytes<T>;
 
   // Row i of a band, of which `plane` is what its windows see.
   auto add_row = [&](const SmallGroupsPass<T>& pass, const Band& band,
@@ -209,8 +211,9 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
         for (std::int64_t l = 0; l < columns; l += per_vector) {
           operands.from =
               row + j * operands.distance + g.Source(k + l - outputs.begin);
-          FetchPixels(operands.from + to_unseen, num_unseen,
-                      pixels * x.stride_w, p);
+          if ((next + l) / per_vector % vectors_of_line == 0)
+            FetchPixels(operands.from + to_unseen, num_unseen,
+                        pixels * x.stride_w, p);
           operands.filters =
               pass.filters.data +
               (next + l) / per_vector * pass.filters.vector_pitch +
