@@ -45,7 +45,7 @@ struct SmallGroupsPass {
 // Of images that are read in place and which the caches do not hold, what the
 // next row of windows is the first to see is asked for while this one is summed
 // up (measured with AVX-512: 0.65 to 0.9 of the time, but up to 1.05 of images
-// of 5 to 13 MB; of these, if they are widened, 0.6 to 1.04).
+// of 5 to 13 MB; widened ones of 6 to 9 MB 0.4 to 1.06).
 template <class T>
 constexpr std::int64_t kUncachedImagesBytes = (sizeof(T) == 2 ? 5 : 16) << 20;
 
@@ -95,9 +95,10 @@ std::int64_t RunOf(const Windows<T>& x) {
 
 // Whether reading pixels where they are pays. Colliding ones are gathered
 // (measured with AVX-512, 1024 channels: 0.5 to 0.9 of the time). So are those
-// that would be widened more often than once for a run and in gathering (3x3
-// taps at every other pixel 0.6 to 0.95, 4x4 taps 1.05 to 1.5); and half a page
-// apart, those of two parts of a run (1.1 to 1.6).
+// that would be widened more often than once for a run and in gathering (in
+// place, 3x3 taps at every other pixel take 0.6 to 1.02 of the time, 4x4 taps
+// 1.05 to 1.5); and half a page apart, those of two parts of a run (1.2
+// to 1.7).
 template <class T>
 bool MayReadInPlace(const Windows<T>& x) {
   if (!kReadsInPlace<T> || x.PixelsCollide()) return false;

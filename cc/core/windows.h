@@ -54,10 +54,10 @@ struct Windows {
            (grid_w - 1) * stride_w + taps.max_w < width;
   }
 
-  // Whether the rows of a tile, which are read side by side, lie whole pages
-  // apart, all in the same set of the first-level cache (measured with AVX-512:
-  // 1.8 to 2 times the time of gathered ones; but 0.95 to 0.99 half a page or
-  // less apart, where as many ways hold them).
+  // Whether the rows of a tile, which are read side by side, lie whole periods
+  // apart: of a page, all in the same set of the first-level cache (measured
+  // with AVX-512: 1.8 to 2 times the time of gathered ones; but 0.95 to 0.99
+  // half a page or less apart, where as many ways hold them).
   TFO_INLINE bool PixelsCollide(std::int64_t period_bytes = 4096) const {
     return stride_w * map.w * std::int64_t{sizeof(T)} % period_bytes == 0;
   }
