@@ -42,12 +42,26 @@ struct SmallGroupsPass {
   }
 };
 
-// Of images that are read in place and which the caches do not hold, what the
-// next row of windows is the first to see is asked for while this one is summed
-// up (measured with AVX-512: 0.65 to 0.9 of the time, but up to 1.05 of images
-// of 5 to 13 MB; widened ones of 6 to 9 MB 0.4 to 1.06).
+// Where the second-level cache does not hold the images, or the output, that of
+// a tile is asked for while it is summed up, since vectors that lie a pixel
+// apart are not foreseen; and of images that are read in place, what the next
+// row of windows is the first to see (measured with AVX-512, images of 6 to 50
+// MB: 0.52 to 0.98 of the time; of 2 to 5 MB 0.97 to 1.1).
+constexpr std::int64_t kUncachedImagesBytes = 5 << 20;
+
+// Of `pixels` neighbouring ones of an output that is about to be written, the
+// vectors that begin at `at`.
 template <class T>
-constexpr std::int64_t kUncachedImagesBytes = (sizeof(T) == 2 ? 5 : 16) << 20;
+TFO_INLINE void FetchOutput(const Epilogue<T>& epilogue, std::int64_t at,
+                            std::int64_t pixels) {
+  if (epilogue.stream || epilogue.map.c != 1) return;
+  const auto fetch = [&](const T* to) {
+    for (std::int64_t i = 0; i < pixels; ++i)
+      __builtin_prefetch(to + at + i * epilogue.map.w, 1, 3);
+  };
+  fetch(epilogue.y);
+  if (epilogue.pre_activation != nullptr) fetch(epilogue.pre_activation);
+}
 
 // `columns` neighbouring pixels of some rows, a vector of each.
 template <class S>
@@ -136,9 +150,9 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
   // Of whole lines, so that every vector of any pixel begins at its own size.
   constexpr std::int64_t kLine = 64 / sizeof(T);
   const std::int64_t vectors_of_line = Max(kLine / kLanes<A>, 1);
+  const std::int64_t size = count * x.batch * x.grid_h * x.grid_w * g.Outputs();
   const bool stream = per_vector == kLanes<A> && g.Outputs() % kLine == 0 &&
-                      correlations[0].epilogue.ShouldStream(
-                          count * x.batch * x.grid_h * x.grid_w * g.Outputs());
+                      correlations[0].epilogue.ShouldStream(size);
   for (std::int64_t i = 0; i < count; ++i) {
     const TapList& taps = correlations[i].x.taps;
     SmallGroupsPass<T>& pass = passes[i];
@@ -160,10 +174,9 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
   // Vectors that fill half a line each are better written together.
   const bool in_tiles =
       per_vector == kLanes<A> && !(stream && sizeof(T) < sizeof(A));
-
-  const bool fetches =
-      in_place && x.batch * x.map.batch * std::int64_t{sizeof(T)} >=
-                      kUncachedImagesBytes<T>;
+  const bool uncached =
+      Max(size, x.batch * x.map.batch) * std::int64_t{sizeof(T)} >=
+      kUncachedImagesBytes;
 
   // Row i of a band, of which `plane` is what its windows see.
   auto add_row = [&](const SmallGroupsPass<T>& pass, const Band& band,
@@ -180,8 +193,9 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
     const std::int64_t first = inside.begin * taps.PerRow();
     const S* const row = plane + i * x.stride_h * p.row_pitch;
     const std::int64_t unseen = (band.i + i) * x.stride_h + x.taps.max_h + 1;
-    const std::int64_t num_unseen =
-        fetches && &pass == passes ? Min(x.height - unseen, x.stride_h) : 0;
+    const std::int64_t num_unseen = in_place && uncached && &pass == passes
+                                        ? Min(x.height - unseen, x.stride_h)
+                                        : 0;
     const std::int64_t to_unseen =
         (x.taps.max_h - x.taps.min_h + 1) * p.row_pitch;
     GroupOperands<S> operands{nullptr,
@@ -223,6 +237,7 @@ bool CorrelateSmallGroups(const Correlation<T>* correlations,
           tile.c = sums + l;
           tile.c_stride = kTileColumns<A>;
           if (in_tile) pass.epilogue.LeaveToTile(at, k + l, kLanes<A>, &tile);
+          if (uncached) FetchOutput(pass.epilogue, at + k + l, pixels);
           SumTapsOf<T>(pixels, pass.run, g.AreDepthwise(), edge, operands,
                        tile);
         }

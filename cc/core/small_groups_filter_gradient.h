@@ -27,6 +27,10 @@ template <class A>
 struct Lines {
   const A* data;
   std::int64_t pitch, distance;  // from line to line, and within a line
+  // From a vector to the one that is asked for meanwhile, since those that lie
+  // a pixel apart are not foreseen (measured with AVX-512: 0.83 to 0.96 of the
+  // time of images of 5 to 25 MB); zero: none is.
+  std::int64_t ahead = 0;
 };
 
 // Where the taps of a part lie in x, from a row of them to the next and within
@@ -50,6 +54,7 @@ TFO_INLINE void AddTapProducts(const Lines<A>& x, const Lines<A>& dz,
     const A* factors = dz.data + i * dz.pitch;
     for (std::int64_t j = 0; j < columns; ++j) {
       const Vec<A> factor = Load(factors);
+      if (dz.ahead != 0) __builtin_prefetch(factors + dz.ahead);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
@@ -173,8 +178,10 @@ class SmallGroupsFilterGradientWork {
     if (num_taps_ > 0) GatherPlane(x_, band, groups_, outputs, p_, plane);
     for (std::int64_t k = outputs.begin; k < outputs.end; k += per_vector_) {
       const std::int64_t first = VectorAt(k);
+      const bool fetches = dz_in_place_ && k + per_vector_ < outputs.end;
       const Lines<A> dz{all.data + first - outputs.begin, all.pitch,
-                        all.distance};
+                        all.distance,
+                        fetches ? VectorAt(k + per_vector_) - first : 0};
       if (g_.bias_gradient != nullptr)
         AddSum(band, dz, SumsOf(sums, k) + SumsSize() - kLanesA);
       if (num_taps_ > 0)
@@ -245,8 +252,9 @@ class SmallGroupsFilterGradientWork {
         AddTapProducts<kRows, kTaps, kSpread>(
             {plane + PlaneOffset(taps, tap, p_) + i * pitch, pitch,
              x_.stride_w * p_.pitch},
-            {dz.data + i * dz.pitch, dz.pitch, dz.distance}, parts.Size(part),
-            band.columns, indices_[k], to);
+            {dz.data + i * dz.pitch, dz.pitch, dz.distance,
+             first == 0 ? dz.ahead : 0},
+            parts.Size(part), band.columns, indices_[k], to);
       }
     }
   }
