@@ -33,7 +33,10 @@ FUSED = {
     "weights of few bits": "TfFusedOps>DequantizedWeights",
 }
 # Rules that emit no fused op.
-OF_STOCK_OPS = {"packed_lookup", "dilated_conv1d", "dilated_conv2d", "dilated_conv3d"}
+OF_STOCK_OPS = {
+    *("packed_lookup", "dilated_conv1d", "dilated_conv2d", "dilated_conv3d"),
+    *("slice_gradient", "joined_slice_gradients"),
+}
 # Which is its own gradient.
 DROPOUT = "TfFusedOps>Dropout"
 

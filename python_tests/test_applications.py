@@ -97,5 +97,8 @@ def test_family(name):
     layers = [f for f in report.fused if f.gradients and f.rule != "sparse_cross_entropy"]
     moments, updates = counts.get("conv2d_moments", 0), counts["gradient_descent"]
     assert updates == len(model.trainable_variables)
-    assert len(report.fused) == len(layers) + moments + updates + counts["sparse_cross_entropy"]
+    others = moments + updates + counts["sparse_cross_entropy"] + counts.get("slice_gradient", 0)
+    assert len(report.fused) == len(layers) + others
+    # Of its cropped images.
+    assert counts.get("slice_gradient", 0) == (2 if name == "NASNet" else 0)
     assert (len(fused), len(sides), len(layers), moments, folded, padded) == EXPECTED[name]

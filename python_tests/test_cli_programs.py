@@ -12,12 +12,11 @@ import viz_programs
 from viz_programs import CONV_SPECS
 
 from tf_fused_ops.cli import main
-from tf_fused_ops.remapper import caches, recurrent, rules, variable_updates
+from tf_fused_ops.remapper import caches, recurrent, rules, slices, variable_updates
 
 PROGRAMS = str(Path(__file__).with_name("viz_programs.py"))
-NAMES = {
-    r.name for r in (*rules.RULES, caches.UPDATE_CACHE, *variable_updates.UPDATES, *recurrent.LOOPS)
-}
+OTHERS = (caches.UPDATE_CACHE, slices.JOINED, *variable_updates.UPDATES, *recurrent.LOOPS)
+NAMES = {rule.name for rule in (*rules.RULES, *OTHERS)}
 CONV = "float32[2,8,8,4], float32[3,3,4,8], float32[8]"
 ROOT = Path(__file__).resolve().parent.parent
 

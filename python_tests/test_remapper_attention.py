@@ -230,7 +230,8 @@ def test_operands_that_are_one_tensor(shared):
     def chain(x, y):
         return masked(x[:, :5] if shared == "all" else y[:, :5], x, x)
 
-    check(step_of(chain), values((2, 6, 3, 4), (2, 6, 3, 4)), {"attention": 1}, gradients=1)
+    rules = {"attention": 1, "slice_gradient": 1}
+    check(step_of(chain), values((2, 6, 3, 4), (2, 6, 3, 4)), rules, gradients=1)
 
 
 KERAS = {

@@ -216,7 +216,7 @@ def test_bias_that_is_shared():
         )
 
     operands = values(*BESIDE, (2, 3, 5, 6))
-    check(step_of(chain), operands, {"attention": 2}, gradients=2)
+    check(step_of(chain), operands, {"attention": 2, "slice_gradient": 3}, gradients=2)
 
 
 def test_positions_and_padding_of_unknown_sizes():
@@ -235,7 +235,7 @@ def test_positions_and_padding_of_unknown_sizes():
     signature = [tf.TensorSpec([None, None, 3, 4]), tf.TensorSpec([7, 3])]
     compiled = function(step_of(chain), input_signature=signature)
     assert_same(compiled(tokens, table), step_of(chain)(tokens, table))
-    assert sum(rule_counts(compiled).values()) == 1
+    assert sorted(rule_counts(compiled)) == ["slice_gradient", "softmax"]
 
 
 # The bias, and what the reason says.

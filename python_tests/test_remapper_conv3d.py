@@ -249,6 +249,7 @@ def test_skips(known, gradients):
     code = step_of(lambda *args: skip(*args)[1]) if gradients else skip
     known = [shape, *(a.shape for a in args[1:])]
     rules = {"conv3d_bias_add_relu": 1, "conv3d_bias": 1, "conv3d_add_relu": 1}
+    rules |= {"slice_gradient": 1} if gradients else {}
     all_fused(code, args, rules, 3 * gradients, known, 4096)
 
 

@@ -149,9 +149,9 @@ VARIANTS = {
 # Every spelling of every activation is tried alone and after one chain; the others take the first.
 ALL_SPELLINGS = ("act", "matmul_bias")
 # Joins what other rules have made of stock code; has an operand that is the shape of another; have
-# one that is made in a certain way; and prepare the graph for other rules.
+# one that is made in a certain way; is a gradient itself; and prepare the graph for other rules.
 APART = (
-    *("conv2d_moments", "dropout", "packed_lookup", "dequantized_weights"),
+    *("conv2d_moments", "dropout", "packed_lookup", "dequantized_weights", "slice_gradient"),
     *("dilated_conv1d", "dilated_conv2d", "dilated_conv3d"),
 )
 # Whose batch has to be known: whether it is of few rows, or the same in all operands.

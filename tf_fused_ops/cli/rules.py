@@ -56,13 +56,15 @@ def collect(pattern="*"):
         caches,
         recurrent,
         rules,
+        slices,
         stock_optimizers,
         variable_updates,
     )
 
     elsewhere = {rule.name: rule.fused_ops for rule in stock_optimizers.UPDATES}
     table = {}
-    for rule in (*rules.RULES, caches.UPDATE_CACHE, *variable_updates.UPDATES):
+    others = (caches.UPDATE_CACHE, slices.JOINED, *variable_updates.UPDATES)
+    for rule in (*rules.RULES, *others):
         if not fnmatch.fnmatchcase(rule.name, pattern):
             continue
         entry = table.setdefault(rule.name, {

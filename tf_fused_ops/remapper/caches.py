@@ -108,10 +108,6 @@ UPDATE_CACHE = UpdateCache()
 class CacheCandidate(Candidate):
     """A proposed replacement of all updates of a cache by ops that follow one another."""
 
-    def _ranks(self):
-        # What is written has the ranks of its slices, or `check` refuses it.
-        return None
-
     def _cycles(self):
         match, users = self.match, self._users([self.match.outputs["y"]])
         controls = self.controls(self.nodes)

@@ -106,7 +106,7 @@ class Candidate:
 
     def _ranks(self):
         for name, tensor in self.match.operands.items():
-            ranks = self.rule.operands[name]
+            ranks = self.rule.operands.get(name)
             if ranks and tensor.shape.rank not in ranks:
                 allowed = " or ".join(map(str, ranks))
                 return f"{name} {tensor.name} has rank {tensor.shape.rank}, not {allowed}"

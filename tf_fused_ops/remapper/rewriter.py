@@ -28,6 +28,7 @@ from tf_fused_ops.remapper import (
     log,
     rules,
     search,
+    slices,
     source,
     variable_updates,
 )
@@ -155,12 +156,15 @@ class _Rewriter:
             regrouped = depthwise.regroup(self.view, self._options)
             if self.view.has([caches.UPDATE]) and self._options.allows(caches.UPDATE_CACHE.name):
                 for stack in self._upwards([caches.UPDATE_CACHE.anchor]):
-                    self._try_cache(stack)
+                    self._try(caches.candidate(self.view, stack))
             while self._sweep(FIRST):
                 pass
             while self._sweep(TOGETHER) or self._sweep_backward():
                 pass
             self.view.bury()
+            if self._options.allows(slices.JOINED.name):
+                for add in self._upwards([slices.JOINED.anchor]):
+                    self._try(slices.candidate(self.view, add))
             while self._sweep(LAST):
                 pass
             for op in filter(self.view.is_live, [*inlined, *regrouped]):
@@ -287,9 +291,8 @@ class _Rewriter:
             self._replace(candidate)
         return reason is None
 
-    def _try_cache(self, stack):
-        """Replaces the updates of a cache that an op stacks."""
-        candidate = caches.candidate(self.view, stack)
+    def _try(self, candidate):
+        """Makes a replacement that is no pattern's, if there is one; see `caches` and `slices`."""
         if candidate is None:
             return
         reason = candidate.objection()

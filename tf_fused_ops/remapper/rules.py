@@ -32,6 +32,7 @@ from tf_fused_ops.remapper import (
     prelu,
     product,
     quantized,
+    slices,
     softmax,
     spellings,
     trained_convs,
@@ -130,6 +131,7 @@ def _table():
     yield attention.Attention()
     yield grouped_attention.GroupedAttention()
     yield softmax.Softmax()
+    yield slices.PADDED
     yield cross_entropy.SparseSoftmaxCrossEntropy()
     for draw in (dropout.STATELESS, dropout.STATEFUL):
         yield dropout.Dropout(anchor=draw)

@@ -1,0 +1,269 @@
+"""The rules for gradients of slices, which stock code writes element by element."""
+
+import itertools
+from typing import ClassVar, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.framework import tensor_util
+
+from tf_fused_ops._devices import device_type
+from tf_fused_ops.remapper.candidate import Candidate
+from tf_fused_ops.remapper.rule import LAST, Fused, Match, Rule
+
+_MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
+_INDICES = ("begin", "end", "strides")
+_WHAT = "StridedSliceGrad"
+
+
+class _Cut(NamedTuple):
+    """What a slice leaves of a dimension.
+
+    Attributes:
+        before, after: How much it leaves out; None for all that the other does.
+        shrinks: Whether the dimension, of which one index is left, is gone.
+    """
+
+    before: int | None = 0
+    after: int | None = 0
+    shrinks: bool = False
+
+    @property
+    def keeps_all(self):
+        return (self.before, self.after) == (0, 0)
+
+
+class _Unknown(Exception):
+    """Why it is not known before running what a slice leaves."""
+
+
+class SliceGradient(Rule):
+    """The gradient of x[1:, ..., :5, 0]: zeros, but for dy where x was taken from.
+
+    Stock code fills with zeros and then writes dy by an index for each element; padding dy copies
+    whole rows. Only for steps of one.
+
+    Variants, by attribute:
+        index: The tf.DType of the indices.
+    """
+
+    family = "slice_gradient"
+    # Behind all rules that know the gradients of slices as part of theirs.
+    turn = LAST
+    anchor = _WHAT
+    operands: ClassVar = {"dy": (), "shape": (1,)} | dict.fromkeys(_INDICES, (1,))
+    differentiable = ()
+    captured: ClassVar = {_WHAT: dict.fromkeys(_MASKS, 0)}
+    fused_ops = ()
+
+    def variants(self, view, anchor):
+        if _is_on_cpu(view, anchor):
+            yield {"index": anchor.inputs[0].dtype}
+
+    def operand_dtype(self, name, dtype, attrs):
+        return dtype if name == "dy" else attrs["index"]
+
+    def stock(self, attrs, **operands):
+        masks = {name: attrs[name] for name in _MASKS}
+        return {"y": tf.raw_ops.StridedSliceGrad(**operands, **masks)}
+
+    def check(self, match):
+        try:
+            _read(match)
+        except _Unknown as reason:
+            return str(reason)
+        return None
+
+    def fuse(self, match, training):
+        cuts, added = _read(match)
+        dy = _spread(match.operands["dy"], cuts, added)
+        y = _padded(dy, cuts, match.operands["shape"], match.fused_name())
+        y.set_shape(match.outputs["y"].shape)
+        return Fused({"y": y})
+
+    def describe(self, match):
+        return _WHAT, f"gradient={match.outputs['y'].op.name}"
+
+
+PADDED = SliceGradient()
+
+
+class JoinedSliceGradients(Rule):
+    """The sum of gradients of slices that make up x along one dimension: every dy, one behind the
+    other, plus what else is added."""
+
+    family = "joined_slice_gradients"
+    anchor = "AddN"
+    operands: ClassVar = {}
+    differentiable = ()
+    fused_ops = ()
+
+    def stock(self, attrs, **parts):
+        gradients = [PADDED.stock(attrs, **operands)["y"] for operands in parts.values()]
+        return {"y": tf.add_n(gradients)}
+
+    def fuse(self, match, training):
+        parts = match.attrs["parts"]
+        pieces = [_spread(part.dy, part.cuts, part.added) for part in parts]
+        joined = tf.concat(pieces, parts[0].axis, name=match.fused_name())
+        joined.set_shape(match.outputs["y"].shape)
+        others = match.attrs["others"]
+        return Fused({"y": tf.add_n([joined, *others]) if others else joined})
+
+    def describe(self, match):
+        named = " ".join(f"part={part.op.name}" for part in match.attrs["parts"])
+        return f"{_WHAT} + AddN", f"sum={match.outputs['y'].op.name} {named}"
+
+
+JOINED = JoinedSliceGradients()
+
+
+class _Part(NamedTuple):
+    """The gradient of a slice that cuts one dimension of a known size.
+
+    Attributes:
+        axis, begin, end: The dimension, and what of it the slice takes.
+        op: The stock op.
+        dy, cuts, added: What it spreads over x, and how; see `_read`.
+    """
+
+    axis: int
+    begin: int
+    end: int
+    op: object
+    dy: object
+    cuts: list
+    added: list
+
+
+def candidate(view, add):
+    """Returns the replacement of a sum of gradients of slices that make up a tensor, or None.
+
+    Args:
+        view: A GraphView.
+        add: A live AddN op.
+    """
+    summands = view.inputs[add]
+    found = [part for tensor in summands if (part := _part(view, tensor.op)) is not None]
+    found.sort(key=lambda part: (part.axis, part.begin))
+    for axis, group in itertools.groupby(found, key=lambda part: part.axis):
+        parts = list(group)
+        ends = [0, *(part.end for part in parts)]
+        whole = ends[-1] == add.outputs[0].shape[axis]
+        if whole and [part.begin for part in parts] == ends[:-1]:
+            ops = [part.op for part in parts]
+            others = [tensor for tensor in summands if tensor.op not in ops]
+            operands = {f"dy of {part.op.name}": part.dy for part in parts}
+            operands |= {f"summand {i}": tensor for i, tensor in enumerate(others)}
+            attrs = {"parts": parts, "others": others}
+            match = Match((*ops, add), operands, {"y": add.outputs[0]}, attrs)
+            return Candidate(JOINED, match, (), view)
+    return None
+
+
+def _part(view, op):
+    """Returns the _Part that an op is, or None."""
+    if view.types[op] != _WHAT or not _is_on_cpu(view, op):
+        return None
+    operands = dict(zip(("shape", *_INDICES, "dy"), view.inputs[op], strict=True))
+    masks = {name: view.attr(op, name) for name in _MASKS}
+    try:
+        cuts, added = _read(Match((op,), operands, {"y": op.outputs[0]}, masks))
+    except _Unknown:
+        return None
+    cut = [axis for axis, cut in enumerate(cuts) if not cut.keeps_all]
+    sizes = [op.outputs[0].shape[axis] for axis in cut]
+    if len(cut) != 1 or None in sizes:
+        return None
+    (axis,), (size,) = cut, sizes
+    end = size - cuts[axis].after
+    return _Part(axis, cuts[axis].before, end, op, operands["dy"], cuts, added)
+
+
+def _is_on_cpu(view, op):
+    """On other devices there is nothing known to gain."""
+    return device_type(view.signature(op).device) == "CPU"
+
+
+def _spread(dy, cuts, added):
+    """Returns dy with the dimensions of what was sliced."""
+    if added:
+        dy = tf.squeeze(dy, added)
+    for axis, cut in enumerate(cuts):
+        if cut.shrinks:
+            dy = tf.expand_dims(dy, axis)
+    return dy
+
+
+def _padded(dy, cuts, shape, name):
+    """Returns dy with zeros for all that the slice leaves out of a shape."""
+    if all(cut.keeps_all for cut in cuts):
+        return tf.identity(dy, name)
+    rest = [None] * len(cuts)
+    if any(None in cut for cut in cuts):
+        rest = tf.unstack(shape - tf.shape(dy, shape.dtype), len(cuts))
+    return tf.pad(dy, list(map(_paddings, cuts, rest)), name=name)
+
+
+def _paddings(cut, rest):
+    """Returns how many zeros are before and after dy, `rest` being how many there are."""
+    before = rest - cut.after if cut.before is None else cut.before
+    return [before, rest - cut.before if cut.after is None else cut.after]
+
+
+def _read(match):
+    """Returns (a _Cut for each dimension, the dimensions of dy that the slice has added).
+
+    Raises:
+        _Unknown: That depends on what is known only when running, or a step is not one.
+    """
+    shape, attrs = match.outputs["y"].shape, match.attrs
+    if shape.rank is None:
+        raise _Unknown(f"the rank of {match.outputs['y'].name} is not known")
+    values = [tensor_util.constant_value(match.operands[name]) for name in _INDICES]
+    for name, value in zip(_INDICES, values, strict=True):
+        if value is None:
+            raise _Unknown(f"{name} {match.operands[name].name} is no constant")
+    masks = [[bool(attrs[name] >> i & 1) for name in _MASKS] for i in range(len(values[0]))]
+    entries = list(zip(*(value.tolist() for value in values), masks, strict=True))
+    # What is not told is all there is, as are the dimensions that an ellipsis stands for.
+    if not any(mask[2] for mask in masks):
+        entries.append((0, 0, 1, [True, True, True, False, False]))
+    told = sum(not (ellipsis or new) for _, _, _, (_, _, ellipsis, new, _) in entries)
+    cuts, added, position = [], [], 0
+    for begin, end, step, (from_start, to_end, ellipsis, new, shrinks) in entries:
+        if ellipsis:
+            cuts += [_Cut()] * (shape.rank - told)
+            position += shape.rank - told
+        elif new:
+            added.append(position)
+            position += 1
+        else:
+            size = shape[len(cuts)]
+            cuts.append(
+                _index(begin, size)
+                if shrinks
+                else _range(None if from_start else begin, None if to_end else end, step, size)
+            )
+            position += not shrinks
+    return cuts, added
+
+
+def _index(index, size):
+    """Returns the _Cut of an index, given the dimension's size or None."""
+    if index < 0:
+        return _Cut(None if size is None else size + index, -index - 1, True)
+    return _Cut(index, None if size is None else size - index - 1, True)
+
+
+def _range(begin, end, step, size):
+    """Returns the _Cut of begin:end, either of which may be None for all there is on that side."""
+    if step != 1:
+        raise _Unknown(f"the step {step} is not 1")
+    if size is not None:
+        first, last, _ = slice(begin, end).indices(size)
+        return _Cut(first, size - max(first, last))
+    if begin and end is not None:
+        raise _Unknown("a dimension of unknown size is cut on both sides")
+    if begin:
+        return _Cut(None, 0)
+    return _Cut() if end is None else _Cut(0, None)
