@@ -4,7 +4,7 @@ forms of train steps."""
 import numpy as np
 import pytest
 import tensorflow as tf
-from remapping import fused_ops, reasons, rule_counts, values
+from remapping import fused_ops, op_counts, reasons, rule_counts, values
 from test_remapper_updates import (  # fmt: skip
     OPS,
     SHAPE,
@@ -88,6 +88,76 @@ def test_keras_optimizers(optimizer, options, counts):
     assert not OPS.keys() & reasons(step).keys()
 
 
+@pytest.mark.parametrize("batch", [6, None])
+@pytest.mark.parametrize("inputs", ["int32", "int64"])
+@pytest.mark.parametrize(
+    ("optimizer", "options", "rule"),
+    [
+        ("Adam", {}, "adam"),
+        ("AdamW", {"weight_decay": 0.1}, "adamw"),
+        ("Adam", {"amsgrad": True}, "amsgrad"),
+    ],
+)
+def test_embeddings(optimizer, options, rule, inputs, batch):
+    """Rows that no token, one and several tokens have."""
+
+    def trained(decorator, dtype):
+        tables = [keras.layers.Embedding(n, 5, dtype=dtype) for n in (9, 30)]
+        tokens = keras.Input((3,), dtype=inputs)
+        x = keras.layers.Concatenate(dtype=dtype)([table(tokens) for table in tables])
+        model = keras.Model(tokens, keras.layers.Dense(2, dtype=dtype)(x))
+        model.set_weights([values(w.shape, seed=i)[0] for i, w in enumerate(model.get_weights())])
+        made = getattr(keras.optimizers, optimizer)(0.05, **options)
+        made.build(model.trainable_variables)
+
+        @decorator(input_signature=[tf.TensorSpec([batch, 3], inputs)])
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x) - 1.0) ** 2)
+            variables = model.trainable_variables
+            made.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return loss
+
+        rng = np.random.default_rng(0)
+        losses = [step(tf.constant(rng.integers(0, 9, (6, 3)), inputs)).numpy() for _ in range(3)]
+        return [*losses, *model.get_weights(), *(v.numpy() for v in made.variables)], step
+
+    (stock, _), (exact, _) = trained(tf.function, "float32"), trained(tf.function, "float64")
+    fused, step = trained(function, "float32")
+    for ours, theirs, reference in zip(fused, stock, exact, strict=True):
+        assert_as_exact(optimizer, ours, theirs, reference, "float32")
+    counts = {name: n for name, n in rule_counts(step).items() if name in OPS}
+    assert counts == {f"sparse_{rule}": 2, rule: 2}
+    assert op_counts(step.get_concrete_function())["UnsortedSegmentSum"] == 0
+
+
+def test_rows_of_unknown_number():
+    """Of the gradient there may be any; of the variable, as many as stock code sums up."""
+
+    def run(decorator, size):
+        variable, optimizer = tf.Variable(values(SHAPE)[0]), keras.optimizers.Adam(0.1)
+        optimizer.build([variable])
+
+        @decorator(input_signature=[tf.TensorSpec([None, 5]), tf.TensorSpec([None], tf.int64)])
+        def step(rows, indices):
+            shape = tf.constant(SHAPE, tf.int64) if size is None else tf.stack([size, 5])
+            gradient = tf.IndexedSlices(rows, indices, shape)
+            optimizer.apply_gradients([(gradient, variable)])
+
+        for indices in ([], [6], [1, 0, 1, 3]):
+            step(*values((len(indices), 5)), tf.constant(indices, tf.int64))
+        return variable.numpy(), step
+
+    size = tf.Variable(7, dtype=tf.int64)
+    for rows in None, size:
+        expected, _ = run(tf.function, rows)
+        found, step = run(function, rows)
+        assert_close("variable", found, expected, "float32")
+        assert rule_counts(step) == ({"sparse_adam": 1} if rows is None else {})
+        if rows is size:
+            assert "may broadcast to" in reasons(step)["sparse_adam"]
+
+
 def train(decorator, optimizer, options, dtype):
     """Returns losses and variables of a model, what its optimizer keeps, and the train step."""
     layers = [keras.layers.Dense(n, dtype=dtype) for n in (4, 2)]
@@ -151,6 +221,9 @@ def test_rate_of_adam_whose_complement_is_rounded(elsewhere):
         ("RMSprop", {"centered": True, "momentum": 0.5}, "centered_rmsprop_momentum"),
         ("Adam", {"amsgrad": True}, "amsgrad"),
         ("Adadelta", {}, "adadelta"),
+        ("Adam", {}, "sparse_adam"),
+        ("AdamW", {}, "sparse_adamw"),
+        ("Adam", {"amsgrad": True}, "sparse_amsgrad"),
     ],
 )
 def test_train_step_without_the_package(optimizer, options, rule, tmp_path):
@@ -167,6 +240,9 @@ def test_train_step_without_the_package(optimizer, options, rule, tmp_path):
         @function(input_signature=[tf.TensorSpec(SHAPE)])
         def step(self, gradient):
             before = self.variable + 0.0
+            if rule.startswith("sparse_"):
+                rows = tf.constant([3, 1, 0, 3, 3, 6, 0])
+                gradient = tf.IndexedSlices(gradient, rows, tf.constant(SHAPE))
             self.optimizer.apply_gradients([(gradient, self.variable)])
             return before, self.variable + 0.0
 

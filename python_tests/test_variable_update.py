@@ -25,18 +25,21 @@ def nesterov_momentum(g, x, velocity, rate, momentum):
     return x + momentum * velocity - rate * g, velocity
 
 
-def adam(g, x, m, v, alpha, m_rate, v_rate, epsilon):
-    m, v = m + m_rate * (g - m), v + v_rate * (g * g - v)
+def adam(g, x, m, v, alpha, m_rate, v_rate, epsilon, *, g2=None):
+    g2 = g * g if g2 is None else g2
+    m, v = m + m_rate * (g - m), v + v_rate * (g2 - v)
     return x - alpha * m / (tf.sqrt(v) + epsilon), m, v
 
 
-def adamw(g, x, m, v, alpha, m_rate, v_rate, epsilon, decay, rate):
-    m, v = m + m_rate * (g - m), v + v_rate * (g * g - v)
+def adamw(g, x, m, v, alpha, m_rate, v_rate, epsilon, decay, rate, *, g2=None):
+    g2 = g * g if g2 is None else g2
+    m, v = m + m_rate * (g - m), v + v_rate * (g2 - v)
     return x - decay * rate * x - alpha * m / (tf.sqrt(v) + epsilon), m, v
 
 
-def amsgrad(g, x, m, v, largest, alpha, m_rate, v_rate, epsilon):
-    m, v = m + m_rate * (g - m), v + v_rate * (g * g - v)
+def amsgrad(g, x, m, v, largest, alpha, m_rate, v_rate, epsilon, *, g2=None):
+    g2 = g * g if g2 is None else g2
+    m, v = m + m_rate * (g - m), v + v_rate * (g2 - v)
     largest = tf.maximum(largest, v)
     return x - alpha * m / (tf.sqrt(largest) + epsilon), m, v, largest
 
@@ -108,6 +111,7 @@ FORMULAS = {
     lion: (1, (RATE, DECAY, GAIN, 0.95, 0.05)),
 }
 FIRST = pytest.mark.parametrize("formula", FORMULAS, ids=lambda f: f.__name__)
+OF_ROWS = pytest.mark.parametrize("formula", [adam, adamw, amsgrad], ids=lambda f: f.__name__)
 
 
 def arrays(formula, shape, seed=0):
@@ -119,20 +123,21 @@ def arrays(formula, shape, seed=0):
     return [gradient, variable, *states]
 
 
-def update(formula, gradient, values, factors):
+def update(formula, gradient, values, factors, indices=()):
     """Runs the op on variables, all given as tensors of one dtype; returns their values."""
     variables = [tf.Variable(value) for value in values]
-    apply(formula, gradient, variables, factors)
+    apply(formula, gradient, variables, factors, indices)
     return [v.numpy() for v in variables]
 
 
-def apply(formula, gradient, variables, factors):
+def apply(formula, gradient, variables, factors, indices=()):
     variable, *states = (v.handle for v in variables)
     ops.tf_fused_ops_update_variable(
         variable=variable,
         states=states,
         gradient=gradient,
         factors=factors,
+        indices=list(indices),
         formula=getattr(formula, "__name__", formula),
     )
 
@@ -164,6 +169,79 @@ def test_instruction_sets(formula, isa):
     results = update(formula, gradient, before, factors)
     for fused, stock in zip(results, expected, strict=True):
         np.testing.assert_allclose(fused, stock, rtol=2e-5, atol=1e-6)
+
+
+# The variable's shape, and which of its rows those of the gradient belong to.
+ROWS = {
+    "none": ((5, 3), []),
+    "one": ((5, 3), [4]),
+    "all": ((3, 16), [2, 0, 1]),
+    "several": ((7, 5), [3, 0, 3, 6, 3, 0]),
+    "left out": ((4, 2), [-1, 2, -7, 2]),
+    "numbers": ((9,), [0, 8, 8, 1]),
+    "matrices": ((4, 3, 7), [1, 1, 3]),
+    "long": ((3, 4099), [1, 1]),
+    "many": ((3000, 5), [7 * i * i % 3000 for i in range(400)]),
+    "of nothing": ((4, 0), [1, 2]),
+    "no row": ((0, 3), []),
+}
+
+
+def row_sums(values, indices, rows):
+    return tf.math.unsorted_segment_sum(values, tf.cast(indices, tf.int64), rows)
+
+
+def given_rows(formula, name, dtype):
+    """Returns some rows of a gradient, their indices, and the variables and factors."""
+    shape, indices = ROWS[name]
+    before = cast(arrays(formula, shape)[1:], dtype)
+    rng = np.random.default_rng(1)
+    gradient = tf.cast(tf.constant(rng.normal(size=(len(indices), *shape[1:]))), dtype)
+    return gradient, indices, before, cast(FORMULAS[formula][1], dtype)
+
+
+def expected_of_rows(formula, gradient, indices, before, factors):
+    rows = before[0].shape[0]
+    g, g2 = (row_sums(v, indices, rows) for v in (gradient, gradient * gradient))
+    return formula(g, *before, *factors, g2=g2)
+
+
+@OF_ROWS
+@pytest.mark.parametrize("index", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows(formula, name, dtype, index):
+    """A row's gradient is the sum of all that belong to it, its square the sum of squares."""
+    gradient, indices, before, factors = given_rows(formula, name, dtype)
+    results = update(formula, gradient, before, factors, [tf.constant(indices, index)])
+    stock = expected_of_rows(formula, gradient, indices, before, factors)
+    gradient, *wide = (tf.cast(v, tf.float64) for v in (gradient, *before, *factors))
+    before, factors = wide[: len(before)], wide[len(before) :]
+    exact = expected_of_rows(formula, gradient, indices, before, factors)
+    for fused, plain, reference in zip(results, stock, exact, strict=True):
+        assert_as_exact(formula.__name__, fused, plain.numpy(), reference.numpy(), dtype)
+
+
+@OF_ROWS
+def test_rows_on_instruction_sets(formula, isa):
+    assert _library.isa() == isa
+    for name in ROWS:
+        gradient, indices, before, factors = given_rows(formula, name, "float32")
+        results = update(formula, gradient, before, factors, [tf.constant(indices, tf.int64)])
+        expected = expected_of_rows(formula, gradient, indices, before, factors)
+        for fused, stock in zip(results, expected, strict=True):
+            np.testing.assert_allclose(fused, stock, rtol=2e-5, atol=1e-6)
+
+
+def test_rows_of_the_variable_itself():
+    start = [[1.0, -2.0], [3.0, 4.0]], tf.ones([2, 2]), tf.ones([2, 2])
+    variables = [tf.Variable(value) for value in start]
+    gradient, factors = variables[0].read_value(), cast(RMSPROP, "float32")
+    before = [v.read_value() for v in variables]
+    expected = expected_of_rows(adam, gradient, [1, 0], before, factors)
+    apply(adam, gradient, variables, factors, [tf.constant([1, 0])])
+    for fused, stock in zip(variables, expected, strict=True):
+        np.testing.assert_allclose(fused, stock, rtol=1e-6)
 
 
 @FIRST
@@ -223,6 +301,47 @@ def test_concurrent_updates():
     np.testing.assert_array_equal(second, np.full(100_000, 200.0))
 
 
+def wrong_rows():
+    """Yields what replaces arguments of a call of adam of rows, and what the error says."""
+
+    def zeros(*shape, dtype="float32"):
+        return tf.zeros(shape, dtype)
+
+    def vector(*numbers, dtype="int32"):
+        return [tf.constant(numbers, dtype)]
+
+    rows = "gradient, but for the rows"
+    yield {"variables": [zeros(4, 2), *[zeros(4, 3)] * 2]}, f"variable must have .* {rows}"
+    yield {"variables": [zeros(4), *[zeros(4, 3)] * 2]}, f"variable must have .* {rows}"
+    yield {"variables": [zeros(), *[zeros(4, 3)] * 2]}, f"variable must have .* {rows}"
+    yield {"variables": [zeros(4, 3), zeros(5, 3), zeros(4, 3)]}, f"m must have .* {rows}"
+    yield {"variables": [zeros(4, 3), zeros(4, 3), zeros(3)]}, f"v must have .* {rows}"
+    yield {"gradient": zeros()}, "gradient must have rank at least 1"
+    yield {"gradient": zeros(3, 3)}, "indices "
+    yield {"indices": vector(1)}, "indices "
+    yield {"indices": [tf.constant(1)]}, "indices must"
+    yield {"indices": [tf.constant([[1, 2]])]}, "indices must"
+    yield {"indices": vector(0, 4)}, "indices must be less than 4, the rows of variable, got 4"
+    yield {"indices": vector(2**40, 0, dtype="int64")}, "indices must be less than 4"
+    yield {"indices": vector(0, 1) * 2}, "indices must be one vector for formula 'adam', got 2"
+    momentum = {"formula": "momentum", "variables": [zeros(4, 3)] * 2}
+    yield momentum | {"factors": [zeros()] * 2}, "indices must be none for formula 'momentum'"
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("case", range(len(list(wrong_rows()))))
+def test_wrong_rows(case, traced):
+    changes, message = list(wrong_rows())[case]
+    call = {
+        "formula": "adam",
+        "gradient": tf.ones([2, 3]),
+        "variables": [tf.zeros([4, 3])] * 3,
+        "factors": cast(RMSPROP, "float32"),
+        "indices": [tf.constant([3, 1])],
+    }
+    assert_refused(call | changes, message, traced)
+
+
 def wrong_calls():
     """Yields what replaces arguments of a call of rmsprop, and what the error says."""
 
@@ -250,7 +369,12 @@ def test_wrong_calls(case, traced):
         "gradient": tf.ones([2, 3]),
         "variables": [tf.zeros([2, 3])] * 2,
         "factors": cast(RMSPROP, "float32"),
-    } | changes
+    }
+    assert_refused(call | changes, message, traced)
+
+
+def assert_refused(call, message, traced):
+    """Asserts that a call fails for a reason and leaves the variables as they are."""
     call["variables"] = [tf.Variable(value) for value in call["variables"]]
     before = [v.numpy() for v in call["variables"]]
     run = tf.function(lambda: apply(**call)) if traced else lambda: apply(**call)
@@ -275,6 +399,7 @@ def test_a_variable_that_is_not_initialized():
             states=[variables[1].handle],
             gradient=[1.0],
             factors=list(RMSPROP),
+            indices=[],
             formula="rmsprop",
         )
         session.run(variables[0].initializer)

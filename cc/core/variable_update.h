@@ -36,18 +36,21 @@ struct FormulaSignature {
   const char* name;
   const char* states[kMostStates + 1];  // the first null ends it
   const char* factors[kMostFactors + 1];
+  bool of_rows = false;  // the gradient may be one of some rows
 };
 
 inline constexpr FormulaSignature kFormulas[] = {
     {"momentum", {"velocity"}, {"rate", "momentum"}},
     {"nesterov_momentum", {"velocity"}, {"rate", "momentum"}},
-    {"adam", {"m", "v"}, {"alpha", "m_rate", "v_rate", "epsilon"}},
+    {"adam", {"m", "v"}, {"alpha", "m_rate", "v_rate", "epsilon"}, true},
     {"adamw",
      {"m", "v"},
-     {"alpha", "m_rate", "v_rate", "epsilon", "decay", "rate"}},
+     {"alpha", "m_rate", "v_rate", "epsilon", "decay", "rate"},
+     true},
     {"amsgrad",
      {"m", "v", "largest"},
-     {"alpha", "m_rate", "v_rate", "epsilon"}},
+     {"alpha", "m_rate", "v_rate", "epsilon"},
+     true},
     {"nadam",
      {"m", "v"},
      {"rate", "m_rate", "v_rate", "epsilon", "m_share", "m_correction",
@@ -85,11 +88,23 @@ constexpr int CountNames(const char* const* names) {
   return count;
 }
 
+// Which rows of a gradient belong to a row of the variable: lists in ascending
+// order, which end with -1.
+struct GradientRows {
+  std::int64_t depth;  // elements of a row
+  const std::int64_t*
+      first;                 // of each row of the variable; null: all are dense
+  const std::int64_t* next;  // of each row of the gradient
+};
+
 struct VariableUpdateArgs {
   DType dtype;
   Formula formula;
   std::int64_t size;
+  // Of the variable's size; or some rows of it. Then the gradient of a row is
+  // the sum of all that belong to it, and its square the sum of their squares.
   const void* gradient;
+  GradientRows rows;
   // The variable's values, then those of the states, before and after. Memory
   // of `after` may be that of the same `before`, not of another.
   const void* before[1 + kMostStates];

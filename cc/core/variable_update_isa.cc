@@ -1,5 +1,5 @@
 // The formulas of optimizers, with states and factors named as in their
-// signatures: x is the variable, g its gradient.
+// signatures: x is the variable, g its gradient and g2 the square of that.
 #include "cc/core/elementwise.h"
 #include "cc/core/variable_update.h"
 
@@ -25,7 +25,8 @@ TFO_INLINE void Approach(V& average, V value, V rate) {
 template <bool kNesterov>
 struct Momentum {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+  static TFO_INLINE void Step(V g, V /*g2*/, V& x, V* states,
+                              const V* factors) {
     V& velocity = states[0];
     const V rate = factors[0], momentum = factors[1];
     velocity = momentum * velocity - rate * g;
@@ -38,11 +39,11 @@ struct Momentum {
 template <bool kDecays>
 struct Adam {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+  static TFO_INLINE void Step(V g, V g2, V& x, V* states, const V* factors) {
     V &m = states[0], &v = states[1];
     const V alpha = factors[0], epsilon = factors[3];
     Approach(m, g, factors[1]);
-    Approach(v, g * g, factors[2]);
+    Approach(v, g2, factors[2]);
     if constexpr (kDecays) x -= x * factors[4] * factors[5];
     x -= alpha * m / (SquareRoot<A>(v) + epsilon);
   }
@@ -51,11 +52,11 @@ struct Adam {
 // Reddi et al., arXiv:1904.09237.
 struct Amsgrad {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+  static TFO_INLINE void Step(V g, V g2, V& x, V* states, const V* factors) {
     V &m = states[0], &v = states[1], &largest = states[2];
     const V alpha = factors[0], epsilon = factors[3];
     Approach(m, g, factors[1]);
-    Approach(v, g * g, factors[2]);
+    Approach(v, g2, factors[2]);
     largest = Maximum(largest, v);
     x -= alpha * m / (SquareRoot<A>(largest) + epsilon);
   }
@@ -64,14 +65,14 @@ struct Amsgrad {
 // Dozat, "Incorporating Nesterov momentum into Adam", 2016.
 struct Nadam {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+  static TFO_INLINE void Step(V g, V g2, V& x, V* states, const V* factors) {
     V &m = states[0], &v = states[1];
     const V rate = factors[0], epsilon = factors[3];
     const V m_share = factors[4], m_correction = factors[5];
     const V gradient_share = factors[6], gradient_correction = factors[7];
     const V v_correction = factors[8];
     Approach(m, g, factors[1]);
-    Approach(v, g * g, factors[2]);
+    Approach(v, g2, factors[2]);
     const V ahead =
         m_share * m / m_correction + gradient_share * g / gradient_correction;
     x -= rate * ahead / (SquareRoot<A>(v / v_correction) + epsilon);
@@ -81,7 +82,8 @@ struct Nadam {
 // Kingma and Ba, arXiv:1412.6980, section 7.1.
 struct Adamax {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+  static TFO_INLINE void Step(V g, V /*g2*/, V& x, V* states,
+                              const V* factors) {
     V &m = states[0], &norm = states[1];
     const V rate = factors[0], decay = factors[2];
     const V epsilon = factors[3], correction = factors[4];
@@ -96,11 +98,11 @@ struct Adamax {
 template <bool kCentered, bool kMomentum>
 struct Rmsprop {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+  static TFO_INLINE void Step(V g, V g2, V& x, V* states, const V* factors) {
     V& square = states[0];
     const V rate = factors[0], decay = factors[1], gain = factors[2];
     const V epsilon = factors[3];
-    square = decay * square + gain * (g * g);
+    square = decay * square + gain * g2;
     V variance = square;
     if constexpr (kCentered) {
       V& mean = states[1];
@@ -119,10 +121,10 @@ struct Rmsprop {
 // Duchi et al., "Adaptive subgradient methods", 2011.
 struct Adagrad {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+  static TFO_INLINE void Step(V g, V g2, V& x, V* states, const V* factors) {
     V& square = states[0];
     const V rate = factors[0], epsilon = factors[1];
-    square += g * g;
+    square += g2;
     x -= rate * g / SquareRoot<A>(square + epsilon);
   }
 };
@@ -130,11 +132,11 @@ struct Adagrad {
 // Zeiler, arXiv:1212.5701.
 struct Adadelta {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+  static TFO_INLINE void Step(V g, V g2, V& x, V* states, const V* factors) {
     V &square = states[0], &step_square = states[1];
     const V rate = factors[0], decay = factors[1], gain = factors[2];
     const V epsilon = factors[3];
-    square = decay * square + gain * (g * g);
+    square = decay * square + gain * g2;
     const V step = SquareRoot<A>(step_square + epsilon) * g /
                    SquareRoot<A>(square + epsilon);
     step_square = decay * step_square + gain * (step * step);
@@ -145,7 +147,8 @@ struct Adadelta {
 // Chen et al., arXiv:2302.06675.
 struct Lion {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V& x, V* states, const V* factors) {
+  static TFO_INLINE void Step(V g, V /*g2*/, V& x, V* states,
+                              const V* factors) {
     V& m = states[0];
     const V rate = factors[0], m_share = factors[1];
     const V gradient_share = factors[2], decay = factors[3], gain = factors[4];
@@ -156,39 +159,102 @@ struct Lion {
   }
 };
 
+// Takes a step with `size` elements from `begin` on, of which gradient(j,
+// partial, n, &g, &g2) loads n.
+template <class T, Formula kFormula, class Rule, class Gradient>
+TFO_INLINE void StepRange(const VariableUpdateArgs& args,
+                          const Vec<Accumulator<T>>* factors, int64_t begin,
+                          int64_t size, const Gradient& gradient) {
+  using A = Accumulator<T>;
+  constexpr int kValues = 1 + CountNames(SignatureOf(kFormula).states);
+  ForColumns<A>(size, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
+    constexpr bool kPartial = decltype(partial)::value;
+    const int64_t at = begin + j;
+    Vec<A> values[kValues], g, g2;
+    for (int i = 0; i < kValues; ++i) {
+      const T* const from = static_cast<const T*>(args.before[i]) + at;
+      FetchAhead(from);
+      values[i] = LoadColumns<kPartial>(from, n);
+    }
+    gradient(j, partial, n, &g, &g2);
+    Rule::template Step<A>(g, g2, values[0], values + 1, factors);
+    for (int i = 0; i < kValues; ++i) {
+      StoreColumns<kPartial>(static_cast<T*>(args.after[i]) + at, values[i], n);
+    }
+  });
+}
+
+// With a gradient of all elements.
+template <class T, Formula kFormula, class Rule>
+void UpdateAll(const VariableUpdateArgs& args,
+               const Vec<Accumulator<T>>* factors, const Parallel& parallel) {
+  using A = Accumulator<T>;
+  auto task = [&](int64_t index, int /*worker*/) {
+    const int64_t begin = index * kTaskElements;
+    const T* const gradient = static_cast<const T*>(args.gradient) + begin;
+    StepRange<T, kFormula, Rule>(
+        args, factors, begin, Min(kTaskElements, args.size - begin),
+        [&](int64_t j, auto partial, int n, Vec<A>* g, Vec<A>* g2)
+            TFO_INLINE_LAMBDA {
+              FetchAhead(gradient + j);
+              *g = LoadColumns<decltype(partial)::value>(gradient + j, n);
+              *g2 = *g * *g;
+            });
+  };
+  ParallelFor(parallel, CeilDiv(args.size, kTaskElements),
+              kTaskElements * kCyclesPerElement, task);
+}
+
+// With one of some rows. Neighbours without any are taken together.
+template <class T, Formula kFormula, class Rule>
+void UpdateRows(const VariableUpdateArgs& args,
+                const Vec<Accumulator<T>>* factors, const Parallel& parallel) {
+  using A = Accumulator<T>;
+  const GradientRows& lists = args.rows;
+  const int64_t depth = lists.depth, rows = args.size / depth;
+  const int64_t rows_of_task = Max(kTaskElements / depth, 1);
+  const T* const gradient = static_cast<const T*>(args.gradient);
+  auto task = [&](int64_t index, int /*worker*/) {
+    const int64_t end = Min((index + 1) * rows_of_task, rows);
+    for (int64_t row = index * rows_of_task; row < end;) {
+      const int64_t begin = row;
+      while (row < end && lists.first[row] < 0) ++row;
+      StepRange<T, kFormula, Rule>(
+          args, factors, begin * depth, (row - begin) * depth,
+          [](int64_t, auto, int, Vec<A>* g, Vec<A>* g2)
+              TFO_INLINE_LAMBDA { *g = *g2 = Vec<A>{}; });
+      if (row == end) return;
+      StepRange<T, kFormula, Rule>(
+          args, factors, row * depth, depth,
+          [&](int64_t j, auto partial, int n, Vec<A>* g, Vec<A>* g2)
+              TFO_INLINE_LAMBDA {
+                *g = *g2 = Vec<A>{};
+                for (int64_t i = lists.first[row]; i >= 0; i = lists.next[i]) {
+                  const Vec<A> v = LoadColumns<decltype(partial)::value>(
+                      gradient + i * depth + j, n);
+                  *g += v;
+                  *g2 += v * v;
+                }
+              });
+      ++row;
+    }
+  };
+  ParallelFor(parallel, CeilDiv(rows, rows_of_task),
+              rows_of_task * depth * kCyclesPerElement, task);
+}
+
 template <class T, Formula kFormula, class Rule>
 void Update(const VariableUpdateArgs& args, const Parallel& parallel) {
   using A = Accumulator<T>;
   constexpr const FormulaSignature& kSignature = SignatureOf(kFormula);
-  constexpr int kValues = 1 + CountNames(kSignature.states);
   Vec<A> factors[kMostFactors];
   for (int i = 0; i < CountNames(kSignature.factors); ++i)
     factors[i] = Splat(static_cast<A>(args.factors[i]));
-  const T* const gradient = static_cast<const T*>(args.gradient);
-  auto task = [&](int64_t index, int /*worker*/) {
-    const int64_t begin = index * kTaskElements;
-    ForColumns<A>(
-        Min(kTaskElements, args.size - begin),
-        [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
-          constexpr bool kPartial = decltype(partial)::value;
-          const int64_t at = begin + j;
-          Vec<A> values[kValues];
-          for (int i = 0; i < kValues; ++i) {
-            const T* const from = static_cast<const T*>(args.before[i]) + at;
-            FetchAhead(from);
-            values[i] = LoadColumns<kPartial>(from, n);
-          }
-          FetchAhead(gradient + at);
-          Rule::template Step<A>(LoadColumns<kPartial>(gradient + at, n),
-                                 values[0], values + 1, factors);
-          for (int i = 0; i < kValues; ++i) {
-            StoreColumns<kPartial>(static_cast<T*>(args.after[i]) + at,
-                                   values[i], n);
-          }
-        });
-  };
-  ParallelFor(parallel, CeilDiv(args.size, kTaskElements),
-              kTaskElements * kCyclesPerElement, task);
+  if constexpr (kSignature.of_rows) {
+    if (args.rows.first != nullptr)
+      return UpdateRows<T, kFormula, Rule>(args, factors, parallel);
+  }
+  UpdateAll<T, kFormula, Rule>(args, factors, parallel);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "cc/core/dispatch.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/ops/variable_update.h"
+#include "tensorflow/core/framework/bounds_check.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
 
@@ -47,15 +48,36 @@ class UpdateVariableOp : public tensorflow::OpKernel {
     TF_RETURN_IF_ERROR(Lock(variables, &locks));
 
     const Tensor& gradient = ctx->input(values());
+    tensorflow::TensorShape shape = gradient.shape();
     tfo::VariableUpdateArgs args{};
     args.dtype = kDType<T>;
     args.formula = formula_;
-    args.size = gradient.NumElements();
     args.gradient = gradient.data();
     TF_RETURN_IF_ERROR(ReadFactors(ctx, &args));
+    const int factors = tfo::CountNames(signature().factors);
+    const bool of_rows = ctx->num_inputs() > values() + 1 + factors;
+    if (of_rows && gradient.dims() == 0)
+      return Invalid("gradient must have rank at least 1, got shape []");
+    if (of_rows && variables[0]->is_initialized) {
+      const Tensor& variable = *variables[0]->tensor();
+      if (variable.dims() > 0) shape.set_dim(0, variable.dim_size(0));
+    }
+    args.size = shape.num_elements();
     for (int i = 0; i < values(); ++i) {
+      TF_RETURN_IF_ERROR(Check(ValueName(formula_, i), *variables[i],
+                               gradient.dtype(), of_rows, shape));
+    }
+    std::array<Tensor, 2> lists;
+    if (of_rows) {
+      const Tensor& indices = ctx->input(values() + 1 + factors);
       TF_RETURN_IF_ERROR(
-          Check(ValueName(formula_, i), *variables[i], gradient));
+          indices.dtype() == tensorflow::DT_INT32
+              ? ListRows<std::int32_t>(ctx, gradient, shape, indices, &lists)
+              : ListRows<std::int64_t>(ctx, gradient, shape, indices, &lists));
+      if (args.size == 0) return absl::OkStatus();
+      args.rows = {args.size / shape.dim_size(0),
+                   static_cast<const std::int64_t*>(lists[0].data()),
+                   static_cast<const std::int64_t*>(lists[1].data())};
     }
     std::array<Tensor, kMostValues> after;
     for (int i = 0; i < values(); ++i) {
@@ -106,19 +128,55 @@ class UpdateVariableOp : public tensorflow::OpKernel {
     return absl::OkStatus();
   }
 
+  // Makes the lists of `GradientRows` for a variable of a shape.
+  template <class Index>
+  static absl::Status ListRows(OpKernelContext* ctx, const Tensor& gradient,
+                               const tensorflow::TensorShape& shape,
+                               const Tensor& indices,
+                               std::array<Tensor, 2>* lists) {
+    using tensorflow::TensorShape;
+    const std::int64_t rows = gradient.dim_size(0);
+    const std::int64_t rows_of_variable = shape.dim_size(0);
+    TF_RETURN_IF_ERROR(CheckShape("indices", indices, "the rows of gradient",
+                                  TensorShape({rows})));
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(
+        tensorflow::DT_INT64, TensorShape({rows_of_variable}), &(*lists)[0]));
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64,
+                                          TensorShape({rows}), &(*lists)[1]));
+    const auto first = (*lists)[0].flat<std::int64_t>();
+    const auto next = (*lists)[1].flat<std::int64_t>();
+    std::fill_n(first.data(), rows_of_variable, -1);
+    for (std::int64_t i = rows - 1; i >= 0; --i) {
+      // Read once: memory of others may change.
+      const std::int64_t row =
+          tensorflow::internal::SubtleMustCopy(indices.flat<Index>()(i));
+      if (row >= rows_of_variable) {
+        return Invalid("indices must be less than ", rows_of_variable,
+                       ", the rows of variable, got ", row);
+      }
+      if (row < 0) continue;
+      next(i) = first(row);
+      first(row) = i;
+    }
+    return absl::OkStatus();
+  }
+
+  // Of a gradient of some rows, variables must have the shape but for those.
   static absl::Status Check(const char* name, Var& variable,
-                            const Tensor& gradient) {
+                            tensorflow::DataType dtype, bool of_rows,
+                            const tensorflow::TensorShape& shape) {
     if (!variable.is_initialized) {
       return absl::FailedPreconditionError(
           absl::StrCat(name, " is not initialized"));
     }
     const Tensor& value = *variable.tensor();
-    if (value.dtype() != gradient.dtype()) {
-      return Invalid(name, " must be a variable of ",
-                     DataTypeString(gradient.dtype()), ", as gradient is, got ",
-                     DataTypeString(value.dtype()));
+    if (value.dtype() != dtype) {
+      return Invalid(name, " must be a variable of ", DataTypeString(dtype),
+                     ", as gradient is, got ", DataTypeString(value.dtype()));
     }
-    return CheckShape(name, value, "gradient", gradient.shape());
+    const char* const what =
+        of_rows ? "gradient, but for the rows," : "gradient";
+    return CheckShape(name, value, what, shape);
   }
 
   tfo::Formula formula_;

@@ -20,14 +20,16 @@ inline std::string FormulaAttr() {
 }
 
 // Reads `formula`, for which there must be as many states and factors as it
-// takes. `Context` is an InferenceContext or an OpKernelConstruction.
+// takes, and no indices unless it takes rows. `Context` is an InferenceContext
+// or an OpKernelConstruction.
 template <class Context>
 absl::Status ReadFormula(Context* c, tfo::Formula* out) {
   std::string name;
-  int num_states, num_factors;
+  int num_states, num_factors, num_indices;
   TF_RETURN_IF_ERROR(c->GetAttr("formula", &name));
   TF_RETURN_IF_ERROR(c->GetAttr("num_states", &num_states));
   TF_RETURN_IF_ERROR(c->GetAttr("num_factors", &num_factors));
+  TF_RETURN_IF_ERROR(c->GetAttr("num_indices", &num_indices));
   for (int i = 0; i < tfo::kNumFormulas; ++i) {
     const tfo::FormulaSignature& formula = tfo::kFormulas[i];
     if (name != formula.name) continue;
@@ -38,6 +40,11 @@ absl::Status ReadFormula(Context* c, tfo::Formula* out) {
     if (num_factors != tfo::CountNames(formula.factors)) {
       return Invalid("factors must be ", tfo::CountNames(formula.factors),
                      " numbers for formula '", name, "', got ", num_factors);
+    }
+    if (num_indices > (formula.of_rows ? 1 : 0)) {
+      return Invalid("indices must be ",
+                     formula.of_rows ? "one vector" : "none", " for formula '",
+                     name, "', got ", num_indices);
     }
     *out = static_cast<tfo::Formula>(i);
     return absl::OkStatus();

@@ -5,6 +5,20 @@
 namespace tf_fused_ops {
 namespace {
 
+// The shape of the variable, as far as a gradient of some rows tells it.
+absl::Status VariableOfRows(InferenceContext* c, ShapeHandle indices,
+                            ShapeHandle* gradient) {
+  ShapeHandle rest;
+  TF_RETURN_IF_ERROR(RequireRank(c, "indices", 1, 1, &indices));
+  TF_RETURN_IF_ERROR(RequireRank(c, "gradient", 1, kAnyRank, gradient));
+  if (!c->RankKnown(*gradient)) return absl::OkStatus();
+  DimensionHandle rows = c->Dim(*gradient, 0);
+  TF_RETURN_IF_ERROR(MergeNamed(c, "indices", c->Dim(indices, 0),
+                                "the rows of gradient", &rows));
+  TF_RETURN_IF_ERROR(c->Subshape(*gradient, 1, &rest));
+  return c->Concatenate(c->Vector(c->UnknownDim()), rest, gradient);
+}
+
 absl::Status UpdateVariableShape(InferenceContext* c) {
   tfo::Formula formula;
   TF_RETURN_IF_ERROR(ReadFormula(c, &formula));
@@ -13,6 +27,9 @@ absl::Status UpdateVariableShape(InferenceContext* c) {
   tensorflow::DataType dtype;
   TF_RETURN_IF_ERROR(c->GetAttr("T", &dtype));
   ShapeHandle shape = c->input(values);
+  const int factors = values + 1 + tfo::CountNames(signature.factors);
+  const bool of_rows = c->num_inputs() > factors;
+  if (of_rows) TF_RETURN_IF_ERROR(VariableOfRows(c, c->input(factors), &shape));
   for (int i = 0; i < values; ++i) {
     const auto* known = c->input_handle_shapes_and_types(i);
     if (known == nullptr || known->size() != 1) continue;
@@ -22,8 +39,9 @@ absl::Status UpdateVariableShape(InferenceContext* c) {
                      ", as gradient is, got ",
                      DataTypeString((*known)[0].dtype));
     }
-    TF_RETURN_IF_ERROR(
-        MergeNamed(c, name, (*known)[0].shape, "gradient", &shape));
+    TF_RETURN_IF_ERROR(MergeNamed(
+        c, name, (*known)[0].shape,
+        of_rows ? "gradient, but for the rows," : "gradient", &shape));
   }
   for (int i = 0; i < tfo::CountNames(signature.factors); ++i) {
     ShapeHandle factor = c->input(values + 1 + i);
@@ -39,9 +57,12 @@ REGISTER_OP("TfFusedOps>UpdateVariable")
     .Input("states: num_states * resource")
     .Input("gradient: T")
     .Input("factors: num_factors * T")
+    .Input("indices: num_indices * Tindices")
     .Attr("T: {half, bfloat16, float, double}")
     .Attr("num_states: int >= 1")
     .Attr("num_factors: int >= 1")
+    .Attr("num_indices: int >= 0 = 0")
+    .Attr("Tindices: {int32, int64} = DT_INT64")
     .Attr(FormulaAttr())
     .SetIsStateful()
     .SetShapeFn(UpdateVariableShape)
@@ -50,8 +71,9 @@ Does to a variable, and to what an optimizer keeps of it, what the optimizer's f
 
 variable: what is trained.
 states: the optimizer's variables of the same shape, in the order of the formula.
-gradient: of the variable's shape.
+gradient: of the variable's shape; with indices, some rows.
 factors: scalars, in the order of the formula.
+indices: none, or, for adam, adamw and amsgrad, one vector: the rows of the variable that those of the gradient belong to. Where several belong to one, the formula takes their sum, and for their square the sum of squares; where none does, zero. Negative ones are left out.
 )doc");
 
 }  // namespace tf_fused_ops

@@ -1,6 +1,6 @@
 """Rules for the formulas of optimizers, as Keras and others write them."""
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
@@ -323,6 +323,87 @@ class Lion(FormulaUpdate):
         return {"variable": changed, "m": self.mix(m, gradient, decay, gain)}
 
 
+class _Rows(NamedTuple):
+    """A gradient of some rows of a variable, which is summed up for each moment.
+
+    Attributes:
+        values, indices: The rows, and which of the variable's each belongs to.
+        m_rows, v_rows: How many rows the variable has.
+    """
+
+    values: object
+    indices: object
+    m_rows: object
+    v_rows: object
+
+    @property
+    def dtype(self):
+        return self.values.dtype
+
+    def sum(self, values, rows):
+        return tf.raw_ops.UnsortedSegmentSum(
+            data=values, segment_ids=self.indices, num_segments=rows
+        )
+
+
+class _OfRows:
+    """What formulas share where the gradient is of some rows, as of an embedding.
+
+    The other rows' is zero. m takes the sum of all that belong to a row, and v the sum of their
+    squares, as Keras has it.
+    """
+
+    integers = ("indices", "m_rows", "v_rows")
+
+    def stock(self, attrs, gradient, indices, m_rows, v_rows, **others):
+        rows = _Rows(gradient, indices, m_rows, v_rows)
+        return super().stock(attrs, gradient=rows, **others)
+
+    def _moments(self, m, v, m_rate, v_rate, gradient):
+        total = gradient.sum(gradient.values, gradient.m_rows)
+        kept = {"m": self.approach(m, total, m_rate)}
+        squares = gradient.sum(tf.raw_ops.Square(x=gradient.values), gradient.v_rows)
+        return kept | {"v": self.approach(v, squares, v_rate)}
+
+    @property
+    def formula(self):
+        return self.family.removeprefix("sparse_")
+
+    def sizes(self, variable):
+        rows = tf.raw_ops.VariableShape(input=variable)[0]
+        return {"m_rows": rows, "v_rows": rows}
+
+    def dense_gradients(self, match):
+        return [op.outputs[0] for op in match.nodes if op.type == "UnsortedSegmentSum"]
+
+    def check(self, match):
+        indices = match.operands["indices"]
+        if indices.shape.rank != 1:
+            return f"{indices.name} of shape {indices.shape} is no vector"
+        return super().check(match)
+
+
+class SparseAdam(_OfRows, Adam):
+    """As Adam, with a gradient of some rows of the variable, as of an embedding."""
+
+    family = "sparse_adam"
+    label_text = "Adam of some rows"
+
+
+class SparseAdamw(_OfRows, Adamw):
+    """As AdamW, with a gradient of some rows of the variable, as of an embedding."""
+
+    family = "sparse_adamw"
+    label_text = "AdamW of some rows"
+
+
+class SparseAmsgrad(_OfRows, Amsgrad):
+    """As AMSGrad, with a gradient of some rows of the variable, as of an embedding."""
+
+    family = "sparse_amsgrad"
+    label_text = "Adam of some rows with the largest second moment"
+
+
 UPDATES = (
     *(GradientDescent(), Momentum(), NesterovMomentum(), Adam(), Adamw(), Amsgrad()),
     *(
@@ -334,4 +415,5 @@ UPDATES = (
         CenteredRmspropMomentum(),
     ),
     *(Adagrad(), Adadelta(), Lion()),
+    *(SparseAdam(), SparseAdamw(), SparseAmsgrad()),
 )

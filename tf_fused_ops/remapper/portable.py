@@ -327,8 +327,12 @@ def _update_cache(op):
 
 
 def _update_variable(op):
-    formula = op.get_attr("formula").decode()
-    rule = next(rule for rule in UPDATES if rule.fused_attrs.get("formula") == formula)
+    formula, of_rows = op.get_attr("formula").decode(), op.get_attr("num_indices") > 0
+    rule = next(
+        rule
+        for rule in UPDATES
+        if rule.fused_attrs.get("formula") == formula and bool(rule.integers) == of_rows
+    )
     with AutomaticControlDependencies():
         return [tf.group(*rule.stock_of(op).values())]
 

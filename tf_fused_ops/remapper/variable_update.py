@@ -1,5 +1,6 @@
 """The frame of rules for what an optimizer does to one variable."""
 
+import itertools
 from typing import ClassVar
 
 import tensorflow as tf
@@ -16,10 +17,12 @@ class VariableUpdate(Rule):
         resources: The operands that are variables.
         label_text: What is updated how, for the log.
         fused_attrs: The fused op's attributes.
+        integers: Operands that say which rows the gradient is of.
     """
 
     resources: tuple
     label_text: str
+    integers: tuple = ()
     fused_attrs: ClassVar[dict] = {}
     differentiable = ()
 
@@ -27,12 +30,15 @@ class VariableUpdate(Rule):
         """Returns the fused op's inputs."""
         return [match.operands[name] for name in self.operands]
 
+    def dense_gradients(self, match):
+        """Returns the tensors of a match that must have the variables' shape."""
+        return [_passed(match.operands["gradient"])]
+
     def check(self, match):
-        gradient = _passed(match.operands["gradient"])
         handles = [match.operands[name] for name in self.resources]
         if len(set(map(id, handles))) < len(handles):
             return f"{' and '.join(self.resources)} are not different variables"
-        for handle in handles:
+        for handle, gradient in itertools.product(handles, self.dense_gradients(match)):
             shape = _shape(handle)
             if not gradient.shape.is_fully_defined() or gradient.shape != shape:
                 return (
@@ -64,7 +70,7 @@ class VariableUpdate(Rule):
 
 
 class FormulaUpdate(VariableUpdate):
-    """A formula that `UpdateVariable` knows by the name of the rule's family.
+    """A formula that `UpdateVariable` knows; the first of the integers are its indices, if any.
 
     Attributes:
         states: What the optimizer keeps, in the order of the op's `states`.
@@ -79,14 +85,19 @@ class FormulaUpdate(VariableUpdate):
     fused_ops = ("TfFusedOps>UpdateVariable",)
 
     @property
+    def formula(self):
+        """What `UpdateVariable` calls it."""
+        return self.family
+
+    @property
     def fused_attrs(self):
-        return {"formula": self.family}
+        return {"formula": self.formula}
 
     def __init_subclass__(cls):
         cls.resources = ("variable", *cls.states)
         scalars = dict.fromkeys((*cls.resources, *cls.factors), (0,))
         operands = {name: ranks for name, ranks in scalars.items() if name not in cls.constants}
-        cls.operands = operands | {"gradient": ()}
+        cls.operands = operands | dict.fromkeys(("gradient", *cls.integers), ())
 
     def parameters(self, attrs):
         return dict.fromkeys(self.constants, (0, None))
@@ -97,14 +108,19 @@ class FormulaUpdate(VariableUpdate):
         states, factors = (
             [(given | constants)[name] for name in names] for names in (self.states, self.factors)
         )
-        return [given["variable"], states, given["gradient"], factors]
+        indices = [given[name] for name in self.integers[:1]]
+        return [given["variable"], states, given["gradient"], factors, indices]
 
     def stock_of(self, op):
         """Emits the stock code of a fused op; returns what `stock` does."""
-        names = ("variable", *self.states, "gradient", *self.factors)
+        names = ("variable", *self.states, "gradient", *self.factors, *self.integers[:1])
         given = dict(zip(names, op.inputs, strict=True))
         constants = {name: given.pop(name) for name in self.constants}
-        return self.stock(constants, **given)
+        return self.stock(constants, **given, **self.sizes(given["variable"]))
+
+    def sizes(self, variable):
+        """Emits the other integers that the stock code takes, by name."""
+        return {}
 
 
 def _passed(tensor):

@@ -17,7 +17,10 @@ from tf_fused_ops.remapper.optimizers import UPDATES
 from tf_fused_ops.remapper.rule import Match
 
 ANCHORS = frozenset(rule.anchor for rule in UPDATES)
-_FREE = {("AssignVariableOp", "validate_shape")}
+_FREE = {
+    ("AssignVariableOp", "validate_shape"),
+    *(("UnsortedSegmentSum", name) for name in ("Tindices", "Tnumsegments")),
+}
 _STEP = (pattern.Operand("gradient"), pattern.Operand("rate"))
 # What must be in the order of the stock code; arithmetic need not be.
 _ORDERED = ("ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
@@ -84,6 +87,7 @@ def _pattern(rule, dtype):
     """Returns the pattern of a rule's stock code for a dtype."""
     specs = dict.fromkeys(rule.operands, tf.TensorSpec([], dtype))
     specs |= dict.fromkeys(rule.resources, tf.TensorSpec([], tf.resource))
+    specs |= dict.fromkeys(rule.integers, tf.TensorSpec(None, tf.int32))
     specs["gradient"] = tf.TensorSpec(None, dtype)
     parameters = {name: tf.TensorSpec([], dtype) for name in rule.parameters({})}
     traced = pattern.trace(rule.stock, specs, rule.anchor, _FREE, parameters)
