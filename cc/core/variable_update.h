@@ -88,13 +88,13 @@ constexpr int CountNames(const char* const* names) {
   return count;
 }
 
-// Which rows of a gradient belong to a row of the variable: lists in ascending
-// order, which end with -1.
+// Which rows of a gradient, of `depth` elements each, belong to a row of the
+// variable: its first one, and the next one of each of the gradient's, in
+// ascending order; -1: none. Null where the gradient is of all rows.
 struct GradientRows {
-  std::int64_t depth;  // elements of a row
-  const std::int64_t*
-      first;                 // of each row of the variable; null: all are dense
-  const std::int64_t* next;  // of each row of the gradient
+  std::int64_t depth;
+  const std::int64_t* first;
+  const std::int64_t* next;
 };
 
 struct VariableUpdateArgs {
