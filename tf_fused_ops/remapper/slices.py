@@ -13,6 +13,8 @@ from tf_fused_ops.remapper.rule import LAST, Fused, Match, Rule
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
 _INDICES = ("begin", "end", "strides")
 _WHAT = "StridedSliceGrad"
+# Of what TensorFlow pads.
+_MAX_RANK = 8
 
 
 class _Cut(NamedTuple):
@@ -21,15 +23,19 @@ class _Cut(NamedTuple):
     Attributes:
         before, after: How much it leaves out; None for all that the other does.
         shrinks: Whether the dimension, of which one index is left, is gone.
+        step: Of how many indices between these it takes one each.
+        place: Which of them.
     """
 
     before: int | None = 0
     after: int | None = 0
     shrinks: bool = False
+    step: int = 1
+    place: int = 0
 
     @property
     def keeps_all(self):
-        return (self.before, self.after) == (0, 0)
+        return (self.before, self.after, self.step) == (0, 0, 1)
 
 
 class _Unknown(Exception):
@@ -37,10 +43,10 @@ class _Unknown(Exception):
 
 
 class SliceGradient(Rule):
-    """The gradient of x[1:, ..., :5, 0]: zeros, but for dy where x was taken from.
+    """The gradient of x[1:, ::2, ..., :5, 0]: zeros, but for dy where x was taken from.
 
     Stock code fills with zeros and then writes dy by an index for each element; padding dy copies
-    whole rows. Only for steps of one.
+    whole rows. Where indices are left out between others, they become a dimension meanwhile.
 
     Variants, by attribute:
         index: The tf.DType of the indices.
@@ -172,7 +178,7 @@ def _part(view, op):
         return None
     cut = [axis for axis, cut in enumerate(cuts) if not cut.keeps_all]
     sizes = [op.outputs[0].shape[axis] for axis in cut]
-    if len(cut) != 1 or None in sizes:
+    if len(cut) != 1 or None in sizes or cuts[cut[0]].step > 1:
         return None
     (axis,), (size,) = cut, sizes
     end = size - cuts[axis].after
@@ -194,9 +200,22 @@ def _spread(dy, cuts, added):
     return dy
 
 
+def _apart(dy, cuts):
+    """Returns dy with zeros between what a slice takes in steps."""
+    spread, paddings = dy, []
+    for axis, cut in reversed(list(enumerate(cuts))):
+        if cut.step > 1:
+            spread = tf.expand_dims(spread, axis + 1)
+    for cut in cuts:
+        paddings += [[0, 0]] + [[cut.place, cut.step - 1 - cut.place]] * (cut.step > 1)
+    return tf.reshape(tf.pad(spread, paddings), tf.shape(dy) * [cut.step for cut in cuts])
+
+
 def _padded(dy, cuts, shape, name):
     """Returns dy with zeros for all that the slice leaves out of a shape."""
-    if all(cut.keeps_all for cut in cuts):
+    if any(cut.step > 1 for cut in cuts):
+        dy = _apart(dy, cuts)
+    if all((cut.before, cut.after) == (0, 0) for cut in cuts):
         return tf.identity(dy, name)
     rest = [None] * len(cuts)
     if any(None in cut for cut in cuts):
@@ -214,7 +233,7 @@ def _read(match):
     """Returns (a _Cut for each dimension, the dimensions of dy that the slice has added).
 
     Raises:
-        _Unknown: That depends on what is known only when running, or a step is not one.
+        _Unknown: That depends on what is known only when running, or padding would not do.
     """
     shape, attrs = match.outputs["y"].shape, match.attrs
     if shape.rank is None:
@@ -239,12 +258,17 @@ def _read(match):
             position += 1
         else:
             size = shape[len(cuts)]
+            if step != 1 and not shrinks and len(cuts) == shape.rank - 1:
+                # Elements between others take as long as stock code.
+                raise _Unknown("the last dimension is cut in steps")
             cuts.append(
                 _index(begin, size)
                 if shrinks
                 else _range(None if from_start else begin, None if to_end else end, step, size)
             )
             position += not shrinks
+    if shape.rank + sum(cut.step > 1 for cut in cuts) > _MAX_RANK:
+        raise _Unknown(f"there would be more than {_MAX_RANK} dimensions")
     return cuts, added
 
 
@@ -258,7 +282,7 @@ def _index(index, size):
 def _range(begin, end, step, size):
     """Returns the _Cut of begin:end, either of which may be None for all there is on that side."""
     if step != 1:
-        raise _Unknown(f"the step {step} is not 1")
+        return _steps(begin, end, step, size)
     if size is not None:
         first, last, _ = slice(begin, end).indices(size)
         return _Cut(first, size - max(first, last))
@@ -267,3 +291,20 @@ def _range(begin, end, step, size):
     if begin:
         return _Cut(None, 0)
     return _Cut() if end is None else _Cut(0, None)
+
+
+def _steps(begin, end, step, size):
+    """Returns the _Cut of begin:end:step with another step than one."""
+    if step < 0:
+        raise _Unknown(f"the step {step} is negative")
+    if size is None:
+        raise _Unknown("a dimension of unknown size is cut in steps")
+    taken = range(*slice(begin, end, step).indices(size))
+    if len(taken) < 2:
+        return _Cut(taken.start, size - taken.start - len(taken))
+    # So that the last of them is inside.
+    place = max(0, taken.start + len(taken) * step - size)
+    before = taken.start - place
+    if before < 0:
+        raise _Unknown(f"{size} indices are no whole number of steps of {step}")
+    return _Cut(before, size - before - len(taken) * step, False, step, place)
