@@ -110,14 +110,8 @@ def test_embeddings(optimizer, options, rule, inputs, batch):
         made = getattr(keras.optimizers, optimizer)(0.05, **options)
         made.build(model.trainable_variables)
 
-        @decorator(input_signature=[tf.TensorSpec([batch, 3], inputs)])
-        def step(x):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((model(x) - 1.0) ** 2)
-            variables = model.trainable_variables
-            made.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-            return loss
-
+        signature = [tf.TensorSpec([batch, 3], inputs)]
+        step = decorator(train_step(model, made), input_signature=signature)
         rng = np.random.default_rng(0)
         losses = [step(tf.constant(rng.integers(0, 9, (6, 3)), inputs)).numpy() for _ in range(3)]
         return [*losses, *model.get_weights(), *(v.numpy() for v in made.variables)], step
@@ -158,6 +152,19 @@ def test_rows_of_unknown_number():
             assert "may broadcast to" in reasons(step)["sparse_adam"]
 
 
+def train_step(model, optimizer):
+    """A step towards a model that returns ones."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - 1.0) ** 2)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    return step
+
+
 def train(decorator, optimizer, options, dtype):
     """Returns losses and variables of a model, what its optimizer keeps, and the train step."""
     layers = [keras.layers.Dense(n, dtype=dtype) for n in (4, 2)]
@@ -167,14 +174,7 @@ def train(decorator, optimizer, options, dtype):
     made = getattr(keras.optimizers, optimizer)(rate, **options)
     made.build(model.trainable_variables)
 
-    @decorator
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x) - 1.0) ** 2)
-        variables = model.trainable_variables
-        made.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return loss
-
+    step = decorator(train_step(model, made))
     batches = [values((5, 3), seed=i)[0] for i in range(4)]
     losses = [step(tf.cast(batch, dtype)).numpy() for batch in batches]
     return [*losses, *model.get_weights()], [v.numpy() for v in made.variables], step
