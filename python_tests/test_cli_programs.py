@@ -105,6 +105,12 @@ def test_rules(capsys):
     assert "tf.nn.gelu(x, approximate=True)" in printed and "on: CPU (" in printed
 
 
+def test_where_rules_are_tried(capsys):
+    assert main(["rules", "*slice_gradient*"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("  on: CPU (float16, bfloat16, float32, float64)\n") == 2
+
+
 def test_one_rule_with_its_code(capsys):
     assert main(["rules", "conv2d_bias_gelu_tanh"]) == 0
     printed = capsys.readouterr().out

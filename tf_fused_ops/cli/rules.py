@@ -75,7 +75,7 @@ def collect(pattern="*"):
             "spellings": [],
             "code": stock_code.of_chain(rule),
             "fused_ops": list(rule.fused_ops),
-            "state": _state(rule.fused_ops, elsewhere.get(rule.name, ())),
+            "state": _state(rule.fused_ops, elsewhere.get(rule.name, ()), rule.devices),
         })  # fmt: skip
         spelling = stock_code.of_spelling(rule.spelling, rule.activation.name)
         if spelling not in entry["spellings"]:
@@ -95,16 +95,16 @@ def collect(pattern="*"):
     return sorted(table.values(), key=lambda entry: (entry["family"], entry["rule"]))
 
 
-def _state(op_types, elsewhere=()):
-    """Returns for which devices and dtypes all ops of a rule have kernels, and which ops take their
-    place elsewhere."""
+def _state(op_types, elsewhere=(), devices=("CPU", "GPU")):
+    """Returns for which of some devices, and for which dtypes, all ops of a rule have kernels, and
+    which ops take their place elsewhere."""
     import tensorflow as tf
 
     from tf_fused_ops.remapper import kernels
 
     dtypes = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
     parts = []
-    for device in ("CPU", "GPU"):
+    for device in devices:
         found = [
             dtype.name
             for dtype in dtypes

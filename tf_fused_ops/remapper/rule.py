@@ -77,6 +77,7 @@ class Rule(abc.ABC):
         optional: Attributes of variants that say whether a part is there that may also stay as it
             is, so that the chain without it is tried, too.
         fused_ops: The op types that are emitted: forward, gradient.
+        devices: Where it is tried, if the fused ops have kernels there.
         forward_alone: Whether a forward pass is replaced also where no gradient follows.
         backward_alone: Whether a backward pass is replaced also where its forward pass may not be.
         gradient_ops: {op type that stock gradients are made of: operand whose gradient it yields},
@@ -95,6 +96,7 @@ class Rule(abc.ABC):
     unscaled: tuple = ()
     optional: tuple = ()
     fused_ops: tuple
+    devices = ("CPU", "GPU")
     forward_alone = True
     backward_alone = False
     gradient_ops: ClassVar[dict] = {}

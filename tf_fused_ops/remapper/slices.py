@@ -13,6 +13,8 @@ from tf_fused_ops.remapper.rule import LAST, Fused, Match, Rule
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
 _INDICES = ("begin", "end", "strides")
 _WHAT = "StridedSliceGrad"
+# On others there is nothing known to gain.
+_DEVICES = ("CPU",)
 # Of what TensorFlow pads.
 _MAX_RANK = 8
 
@@ -60,9 +62,10 @@ class SliceGradient(Rule):
     differentiable = ()
     captured: ClassVar = {_WHAT: dict.fromkeys(_MASKS, 0)}
     fused_ops = ()
+    devices = _DEVICES
 
     def variants(self, view, anchor):
-        if _is_on_cpu(view, anchor):
+        if _is_tried(view, anchor):
             yield {"index": anchor.inputs[0].dtype}
 
     def operand_dtype(self, name, dtype, attrs):
@@ -94,14 +97,17 @@ PADDED = SliceGradient()
 
 
 class JoinedSliceGradients(Rule):
-    """The sum of gradients of slices that make up x along one dimension: every dy, one behind the
-    other, plus what else is added."""
+    """The sum of the gradients of slices that make up x: every dy, one behind the other.
+
+    The slices follow each other along one dimension. What else is added is added then.
+    """
 
     family = "joined_slice_gradients"
     anchor = "AddN"
     operands: ClassVar = {}
     differentiable = ()
     fused_ops = ()
+    devices = _DEVICES
 
     def stock(self, attrs, **parts):
         gradients = [PADDED.stock(attrs, **operands)["y"] for operands in parts.values()]
@@ -168,7 +174,7 @@ def candidate(view, add):
 
 def _part(view, op):
     """Returns the _Part that an op is, or None."""
-    if view.types[op] != _WHAT or not _is_on_cpu(view, op):
+    if view.types[op] != _WHAT or not _is_tried(view, op):
         return None
     operands = dict(zip(("shape", *_INDICES, "dy"), view.inputs[op], strict=True))
     masks = {name: view.attr(op, name) for name in _MASKS}
@@ -185,9 +191,8 @@ def _part(view, op):
     return _Part(axis, cuts[axis].before, end, op, operands["dy"], cuts, added)
 
 
-def _is_on_cpu(view, op):
-    """On other devices there is nothing known to gain."""
-    return device_type(view.signature(op).device) == "CPU"
+def _is_tried(view, op):
+    return device_type(view.signature(op).device) in _DEVICES
 
 
 def _spread(dy, cuts, added):
