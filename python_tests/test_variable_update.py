@@ -342,6 +342,18 @@ def test_wrong_rows(case, traced):
     assert_refused(call | changes, message, traced)
 
 
+def test_rows_of_more_than_fit():
+    """Of no elements: nothing is allocated for rows, and sizes do not overflow."""
+    rows = 2**40
+    variables = [tf.Variable(tf.zeros([rows, 0])) for _ in range(3)]
+    factors = cast(RMSPROP, "float32")
+    apply(adam, tf.zeros([2, 0]), variables, factors, [tf.constant([5, rows - 1], tf.int64)])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="indices must be less than"):
+        apply(adam, tf.zeros([1, 0]), variables, factors, [tf.constant([rows], tf.int64)])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="variable must have the shape of"):
+        apply(adam, tf.zeros([0, rows]), variables, factors, [tf.zeros([0], tf.int64)])
+
+
 def wrong_calls():
     """Yields what replaces arguments of a call of rmsprop, and what the error says."""
 

@@ -60,7 +60,11 @@ class UpdateVariableOp : public tensorflow::OpKernel {
       return Invalid("gradient must have rank at least 1, got shape []");
     if (of_rows && variables[0]->is_initialized) {
       const Tensor& variable = *variables[0]->tensor();
-      if (variable.dims() > 0) shape.set_dim(0, variable.dim_size(0));
+      // With more elements than can be counted it is not the variable's.
+      if (variable.dims() > 0 &&
+          !shape.SetDimWithStatus(0, variable.dim_size(0)).ok()) {
+        shape = gradient.shape();
+      }
     }
     args.size = shape.num_elements();
     for (int i = 0; i < values(); ++i) {
@@ -128,7 +132,8 @@ class UpdateVariableOp : public tensorflow::OpKernel {
     return absl::OkStatus();
   }
 
-  // Makes the lists of `GradientRows` for a variable of a shape.
+  // Makes the lists of `GradientRows` for a variable of a shape; without
+  // elements, it may have more rows than there is memory for.
   template <class Index>
   static absl::Status ListRows(OpKernelContext* ctx, const Tensor& gradient,
                                const tensorflow::TensorShape& shape,
@@ -139,13 +144,14 @@ class UpdateVariableOp : public tensorflow::OpKernel {
     const std::int64_t rows_of_variable = shape.dim_size(0);
     TF_RETURN_IF_ERROR(CheckShape("indices", indices, "the rows of gradient",
                                   TensorShape({rows})));
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(
-        tensorflow::DT_INT64, TensorShape({rows_of_variable}), &(*lists)[0]));
+    const std::int64_t listed = shape.num_elements() > 0 ? rows_of_variable : 0;
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64,
+                                          TensorShape({listed}), &(*lists)[0]));
     TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64,
                                           TensorShape({rows}), &(*lists)[1]));
     const auto first = (*lists)[0].flat<std::int64_t>();
     const auto next = (*lists)[1].flat<std::int64_t>();
-    std::fill_n(first.data(), rows_of_variable, -1);
+    std::fill_n(first.data(), listed, -1);
     for (std::int64_t i = rows - 1; i >= 0; --i) {
       // Read once: memory of others may change.
       const std::int64_t row =
@@ -154,7 +160,7 @@ class UpdateVariableOp : public tensorflow::OpKernel {
         return Invalid("indices must be less than ", rows_of_variable,
                        ", the rows of variable, got ", row);
       }
-      if (row < 0) continue;
+      if (row < 0 || listed == 0) continue;
       next(i) = first(row);
       first(row) = i;
     }
