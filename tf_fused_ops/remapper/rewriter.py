@@ -162,7 +162,7 @@ class _Rewriter:
             while self._sweep(TOGETHER) or self._sweep_backward():
                 pass
             self.view.bury()
-            if self._options.allows(slices.JOINED.name):
+            if self.view.has([slices.PADDED.anchor]) and self._options.allows(slices.JOINED.name):
                 for add in self._upwards([slices.JOINED.anchor]):
                     self._try(slices.candidate(self.view, add))
             while self._sweep(LAST):
