@@ -181,6 +181,19 @@ def test_many_dimensions():
     assert reasons(compiled) == {"slice_gradient": "there would be more than 8 dimensions"}
 
 
+@pytest.mark.parametrize("cut", [(2**33, None), (2**33, 2**34, 3)], ids=str)
+def test_sizes_beyond_32_bits(cut):
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x[:, slice(*cut)]
+        return tape.gradient(y, x)
+
+    compiled = function(gradient)
+    assert compiled(tf.zeros([3, 2**40, 0])).shape == (3, 2**40, 0)
+    assert rule_counts(compiled) == {"slice_gradient": 1}
+
+
 def test_unknown_rank():
     compiled = compared(lambda x: x[1:], X, {}, tf.TensorShape(None))
     assert re.fullmatch(r"the rank of \S+ is not known", reasons(compiled)["slice_gradient"])

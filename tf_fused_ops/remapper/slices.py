@@ -213,7 +213,8 @@ def _apart(dy, cuts):
             spread = tf.expand_dims(spread, axis + 1)
     for cut in cuts:
         paddings += [[0, 0]] + [[cut.place, cut.step - 1 - cut.place]] * (cut.step > 1)
-    return tf.reshape(tf.pad(spread, paddings), tf.shape(dy) * [cut.step for cut in cuts])
+    sizes = tf.shape(dy, tf.int64) * [cut.step for cut in cuts]
+    return tf.reshape(tf.pad(spread, paddings), sizes)
 
 
 def _padded(dy, cuts, shape, name):
