@@ -93,9 +93,20 @@ def test_keras_optimizers(optimizer, options, counts):
 @pytest.mark.parametrize(
     ("optimizer", "options", "rule"),
     [
+        ("SGD", {"momentum": 0.9}, "momentum"),
+        ("SGD", {"momentum": 0.8, "nesterov": True}, "nesterov_momentum"),
         ("Adam", {}, "adam"),
         ("AdamW", {"weight_decay": 0.1}, "adamw"),
         ("Adam", {"amsgrad": True}, "amsgrad"),
+        ("Nadam", {}, "nadam"),
+        ("Adamax", {}, "adamax"),
+        ("RMSprop", {}, "rmsprop"),
+        ("RMSprop", {"momentum": 0.9}, "rmsprop_momentum"),
+        ("RMSprop", {"centered": True}, "centered_rmsprop"),
+        ("RMSprop", {"centered": True, "momentum": 0.9}, "centered_rmsprop_momentum"),
+        ("Adagrad", {}, "adagrad"),
+        ("Adadelta", {}, "adadelta"),
+        ("Lion", {}, "lion"),
     ],
 )
 def test_embeddings(optimizer, options, rule, inputs, batch):
@@ -114,12 +125,15 @@ def test_embeddings(optimizer, options, rule, inputs, batch):
         step = decorator(train_step(model, made), input_signature=signature)
         rng = np.random.default_rng(0)
         losses = [step(tf.constant(rng.integers(0, 9, (6, 3)), inputs)).numpy() for _ in range(3)]
-        return [*losses, *model.get_weights(), *(v.numpy() for v in made.variables)], step
+        return [*losses, *model.get_weights()], [v.numpy() for v in made.variables], step
 
-    (stock, _), (exact, _) = trained(tf.function, "float32"), trained(tf.function, "float64")
-    fused, step = trained(function, "float32")
+    stock, slots, _ = trained(tf.function, "float32")
+    exact, _, _ = trained(tf.function, "float64")
+    fused, fused_slots, step = trained(function, "float32")
     for ours, theirs, reference in zip(fused, stock, exact, strict=True):
         assert_as_exact(optimizer, ours, theirs, reference, "float32")
+    for ours, theirs in zip(fused_slots, slots, strict=True):
+        assert_close(optimizer, ours, theirs, "float32")
     counts = {name: n for name, n in rule_counts(step).items() if name in OPS}
     assert counts == {f"sparse_{rule}": 2, rule: 2}
     assert op_counts(step.get_concrete_function())["UnsortedSegmentSum"] == 0
@@ -150,6 +164,73 @@ def test_rows_of_unknown_number():
         assert rule_counts(step) == ({"sparse_adam": 1} if rows is None else {})
         if rows is size:
             assert "may broadcast to" in reasons(step)["sparse_adam"]
+
+
+@pytest.mark.parametrize("width", [5, None])
+@pytest.mark.parametrize("optimizer", ["Adam", "Adagrad"])
+def test_rows_of_unknown_width(optimizer, width):
+    """Rows of one element would broadcast."""
+    variable, made = tf.Variable(values(SHAPE)[0]), getattr(keras.optimizers, optimizer)(0.1)
+    made.build([variable])
+
+    @function(input_signature=[tf.TensorSpec([None, width]), tf.TensorSpec([None], tf.int32)])
+    def step(rows, indices):
+        made.apply_gradients([(tf.IndexedSlices(rows, indices, tf.constant(SHAPE)), variable)])
+
+    step(*values((2, 5)), tf.constant([3, 1]))
+    assert rule_counts(step) == ({f"sparse_{optimizer.lower()}": 1} if width else {})
+    if width is None:
+        assert "may not be rows" in reasons(step)[f"sparse_{optimizer.lower()}"]
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_divisions_of_rows(other):
+    """Which rows Keras divides is left to it, but no other code is taken for its."""
+    rate, shape, start = tf.constant(0.1), tf.constant(SHAPE), values(SHAPE)[0]
+    indices, gradient = tf.constant([3, 1, 3]), values((3, 5), seed=1)[0]
+
+    def divide(dividend, divisor):
+        if not other:
+            return keras.ops.divide(dividend, divisor)
+        at_zero = tf.logical_or(tf.equal(divisor, 0), tf.math.is_nan(divisor))
+        at_zero = tf.reduce_any(at_zero, axis=(1,))
+
+        def rest():
+            return tf.IndexedSlices(
+                dividend.values / tf.gather(divisor, dividend.indices),
+                tf.cast(dividend.indices, tf.int64),
+                dividend.dense_shape,
+            )
+
+        def with_others():
+            tf.where(at_zero)
+            # Read in the order in which Keras does.
+            shape, rows, values = map(
+                tf.identity, (dividend.dense_shape, dividend.indices, dividend.values)
+            )
+            product = values * tf.gather(divisor, rows)
+            return tf.IndexedSlices(product, tf.cast(rows, tf.int64), shape)
+
+        return tf.cond(tf.reduce_any(at_zero), with_others, rest)
+
+    def run(decorator):
+        variable, square = tf.Variable(start), tf.Variable(tf.ones(SHAPE))
+
+        @decorator
+        def step(gradient, indices):
+            square.scatter_add(tf.IndexedSlices(tf.square(gradient), indices, shape))
+            step = tf.IndexedSlices(rate * gradient, indices, shape)
+            variable.scatter_sub(divide(step, tf.sqrt(square + 1e-7)))
+
+        step(gradient, indices)
+        return variable.numpy(), step
+
+    expected, _ = run(tf.function)
+    found, step = run(function)
+    assert_close("variable", found, expected, "float32")
+    assert rule_counts(step) == ({} if other else {"sparse_adagrad": 1})
+    if other:
+        assert "is not the division of rows" in reasons(step)["sparse_adagrad"]
 
 
 def train_step(model, optimizer):
@@ -224,6 +305,10 @@ def test_rate_of_adam_whose_complement_is_rounded(elsewhere):
         ("Adam", {}, "sparse_adam"),
         ("AdamW", {}, "sparse_adamw"),
         ("Adam", {"amsgrad": True}, "sparse_amsgrad"),
+        ("SGD", {"momentum": 0.9}, "sparse_momentum"),
+        ("RMSprop", {"centered": True}, "sparse_centered_rmsprop"),
+        ("Adagrad", {}, "sparse_adagrad"),
+        ("Adadelta", {}, "sparse_adadelta"),
     ],
 )
 def test_train_step_without_the_package(optimizer, options, rule, tmp_path):

@@ -9,12 +9,12 @@ from tolerances import assert_close
 
 from tf_fused_ops import RemapOptions, accelerate
 from tf_fused_ops.function import function
-from tf_fused_ops.remapper import optimizers
+from tf_fused_ops.remapper import variable_updates
 
 keras = pytest.importorskip("keras")
 
 SHAPE = (7, 5)
-OPS = dict.fromkeys((u.name for u in optimizers.UPDATES), "TfFusedOps>UpdateVariable")
+OPS = dict.fromkeys((u.name for u in variable_updates.UPDATES), "TfFusedOps>UpdateVariable")
 OPS["gradient_descent"] = "ResourceApplyGradientDescent"
 # Where that has no kernel.
 STOCK_OPS = {

@@ -36,21 +36,18 @@ struct FormulaSignature {
   const char* name;
   const char* states[kMostStates + 1];  // the first null ends it
   const char* factors[kMostFactors + 1];
-  bool of_rows = false;  // the gradient may be one of some rows
 };
 
 inline constexpr FormulaSignature kFormulas[] = {
     {"momentum", {"velocity"}, {"rate", "momentum"}},
     {"nesterov_momentum", {"velocity"}, {"rate", "momentum"}},
-    {"adam", {"m", "v"}, {"alpha", "m_rate", "v_rate", "epsilon"}, true},
+    {"adam", {"m", "v"}, {"alpha", "m_rate", "v_rate", "epsilon"}},
     {"adamw",
      {"m", "v"},
-     {"alpha", "m_rate", "v_rate", "epsilon", "decay", "rate"},
-     true},
+     {"alpha", "m_rate", "v_rate", "epsilon", "decay", "rate"}},
     {"amsgrad",
      {"m", "v", "largest"},
-     {"alpha", "m_rate", "v_rate", "epsilon"},
-     true},
+     {"alpha", "m_rate", "v_rate", "epsilon"}},
     {"nadam",
      {"m", "v"},
      {"rate", "m_rate", "v_rate", "epsilon", "m_share", "m_correction",
@@ -102,7 +99,8 @@ struct VariableUpdateArgs {
   Formula formula;
   std::int64_t size;
   // Of the variable's size; or some rows of it. Then the gradient of a row is
-  // the sum of all that belong to it, and its square the sum of their squares.
+  // the sum of all that belong to it, and its square, or absolute value, the
+  // sum of theirs.
   const void* gradient;
   GradientRows rows;
   // The variable's values, then those of the states, before and after. Memory

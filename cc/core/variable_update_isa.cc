@@ -1,5 +1,5 @@
 // The formulas of optimizers, with states and factors named as in their
-// signatures: x is the variable, g its gradient and g2 the square of that.
+// signatures: x is the variable.
 #include "cc/core/elementwise.h"
 #include "cc/core/variable_update.h"
 
@@ -15,6 +15,19 @@ TFO_INLINE V Maximum(V a, V b) {
   return a == a ? larger : a;
 }
 
+// Of some elements: the gradient, its square and its absolute value; of rows
+// that occur more than once, the sums of each.
+template <class V>
+struct Gradient {
+  V value{}, square{}, size{};
+
+  TFO_INLINE void Add(V v) {
+    value += v;
+    square += v * v;
+    size += Maximum(v, -v);
+  }
+};
+
 template <class V>
 TFO_INLINE void Approach(V& average, V value, V rate) {
   average += rate * (value - average);
@@ -25,12 +38,12 @@ TFO_INLINE void Approach(V& average, V value, V rate) {
 template <bool kNesterov>
 struct Momentum {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V /*g2*/, V& x, V* states,
+  static TFO_INLINE void Step(const Gradient<V>& g, V& x, V* states,
                               const V* factors) {
     V& velocity = states[0];
     const V rate = factors[0], momentum = factors[1];
-    velocity = momentum * velocity - rate * g;
-    x += kNesterov ? momentum * velocity - rate * g : velocity;
+    velocity = momentum * velocity - rate * g.value;
+    x += kNesterov ? momentum * velocity - rate * g.value : velocity;
   }
 };
 
@@ -39,11 +52,12 @@ struct Momentum {
 template <bool kDecays>
 struct Adam {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V g2, V& x, V* states, const V* factors) {
+  static TFO_INLINE void Step(const Gradient<V>& g, V& x, V* states,
+                              const V* factors) {
     V &m = states[0], &v = states[1];
     const V alpha = factors[0], epsilon = factors[3];
-    Approach(m, g, factors[1]);
-    Approach(v, g2, factors[2]);
+    Approach(m, g.value, factors[1]);
+    Approach(v, g.square, factors[2]);
     if constexpr (kDecays) x -= x * factors[4] * factors[5];
     x -= alpha * m / (SquareRoot<A>(v) + epsilon);
   }
@@ -52,11 +66,12 @@ struct Adam {
 // Reddi et al., arXiv:1904.09237.
 struct Amsgrad {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V g2, V& x, V* states, const V* factors) {
+  static TFO_INLINE void Step(const Gradient<V>& g, V& x, V* states,
+                              const V* factors) {
     V &m = states[0], &v = states[1], &largest = states[2];
     const V alpha = factors[0], epsilon = factors[3];
-    Approach(m, g, factors[1]);
-    Approach(v, g2, factors[2]);
+    Approach(m, g.value, factors[1]);
+    Approach(v, g.square, factors[2]);
     largest = Maximum(largest, v);
     x -= alpha * m / (SquareRoot<A>(largest) + epsilon);
   }
@@ -65,16 +80,17 @@ struct Amsgrad {
 // Dozat, "Incorporating Nesterov momentum into Adam", 2016.
 struct Nadam {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V g2, V& x, V* states, const V* factors) {
+  static TFO_INLINE void Step(const Gradient<V>& g, V& x, V* states,
+                              const V* factors) {
     V &m = states[0], &v = states[1];
     const V rate = factors[0], epsilon = factors[3];
     const V m_share = factors[4], m_correction = factors[5];
     const V gradient_share = factors[6], gradient_correction = factors[7];
     const V v_correction = factors[8];
-    Approach(m, g, factors[1]);
-    Approach(v, g2, factors[2]);
-    const V ahead =
-        m_share * m / m_correction + gradient_share * g / gradient_correction;
+    Approach(m, g.value, factors[1]);
+    Approach(v, g.square, factors[2]);
+    const V ahead = m_share * m / m_correction +
+                    gradient_share * g.value / gradient_correction;
     x -= rate * ahead / (SquareRoot<A>(v / v_correction) + epsilon);
   }
 };
@@ -82,13 +98,13 @@ struct Nadam {
 // Kingma and Ba, arXiv:1412.6980, section 7.1.
 struct Adamax {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V /*g2*/, V& x, V* states,
+  static TFO_INLINE void Step(const Gradient<V>& g, V& x, V* states,
                               const V* factors) {
     V &m = states[0], &norm = states[1];
     const V rate = factors[0], decay = factors[2];
     const V epsilon = factors[3], correction = factors[4];
-    Approach(m, g, factors[1]);
-    norm = Maximum(decay * norm, Maximum(g, -g));
+    Approach(m, g.value, factors[1]);
+    norm = Maximum(decay * norm, g.size);
     x -= rate * m / (correction * (norm + epsilon));
   }
 };
@@ -98,18 +114,19 @@ struct Adamax {
 template <bool kCentered, bool kMomentum>
 struct Rmsprop {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V g2, V& x, V* states, const V* factors) {
+  static TFO_INLINE void Step(const Gradient<V>& g, V& x, V* states,
+                              const V* factors) {
     V& square = states[0];
     const V rate = factors[0], decay = factors[1], gain = factors[2];
     const V epsilon = factors[3];
-    square = decay * square + gain * g2;
+    square = decay * square + gain * g.square;
     V variance = square;
     if constexpr (kCentered) {
       V& mean = states[1];
-      mean = decay * mean + gain * g;
+      mean = decay * mean + gain * g.value;
       variance -= mean * mean;
     }
-    V step = rate * g / SquareRoot<A>(variance + epsilon);
+    V step = rate * g.value / SquareRoot<A>(variance + epsilon);
     if constexpr (kMomentum) {
       V& velocity = states[kCentered ? 2 : 1];
       step = velocity = factors[4] * velocity + step;
@@ -121,63 +138,64 @@ struct Rmsprop {
 // Duchi et al., "Adaptive subgradient methods", 2011.
 struct Adagrad {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V g2, V& x, V* states, const V* factors) {
+  static TFO_INLINE void Step(const Gradient<V>& g, V& x, V* states,
+                              const V* factors) {
     V& square = states[0];
     const V rate = factors[0], epsilon = factors[1];
-    square += g2;
-    x -= rate * g / SquareRoot<A>(square + epsilon);
+    square += g.square;
+    x -= rate * g.value / SquareRoot<A>(square + epsilon);
   }
 };
 
 // Zeiler, arXiv:1212.5701.
 struct Adadelta {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V g2, V& x, V* states, const V* factors) {
+  static TFO_INLINE void Step(const Gradient<V>& g, V& x, V* states,
+                              const V* factors) {
     V &square = states[0], &step_square = states[1];
     const V rate = factors[0], decay = factors[1], gain = factors[2];
     const V epsilon = factors[3];
-    square = decay * square + gain * g2;
-    const V step = SquareRoot<A>(step_square + epsilon) * g /
-                   SquareRoot<A>(square + epsilon);
-    step_square = decay * step_square + gain * (step * step);
-    x -= rate * step;
+    square = decay * square + gain * g.square;
+    const V share = (step_square + epsilon) / (square + epsilon);
+    step_square = decay * step_square + gain * (share * g.square);
+    x -= rate * (SquareRoot<A>(share) * g.value);
   }
 };
 
 // Chen et al., arXiv:2302.06675.
 struct Lion {
   template <class A, class V>
-  static TFO_INLINE void Step(V g, V /*g2*/, V& x, V* states,
+  static TFO_INLINE void Step(const Gradient<V>& g, V& x, V* states,
                               const V* factors) {
     V& m = states[0];
     const V rate = factors[0], m_share = factors[1];
     const V gradient_share = factors[2], decay = factors[3], gain = factors[4];
-    const V step = m_share * m + gradient_share * g;
+    const V step = m_share * m + gradient_share * g.value;
     const V above = step > V{} ? Splat(A(1)) : step;
     x -= rate * (step < V{} ? Splat(A(-1)) : above);
-    m = decay * m + gain * g;
+    m = decay * m + gain * g.value;
   }
 };
 
 // Takes a step with `size` elements from `begin` on, of which gradient(j,
-// partial, n, &g, &g2) loads n.
-template <class T, Formula kFormula, class Rule, class Gradient>
+// partial, n) loads n.
+template <class T, Formula kFormula, class Rule, class LoadGradient>
 TFO_INLINE void StepRange(const VariableUpdateArgs& args,
                           const Vec<Accumulator<T>>* factors, int64_t begin,
-                          int64_t size, const Gradient& gradient) {
+                          int64_t size, const LoadGradient& gradient) {
   using A = Accumulator<T>;
   constexpr int kValues = 1 + CountNames(SignatureOf(kFormula).states);
   ForColumns<A>(size, [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
     constexpr bool kPartial = decltype(partial)::value;
     const int64_t at = begin + j;
-    Vec<A> values[kValues], g, g2;
+    Vec<A> values[kValues];
     for (int i = 0; i < kValues; ++i) {
       const T* const from = static_cast<const T*>(args.before[i]) + at;
       FetchAhead(from);
       values[i] = LoadColumns<kPartial>(from, n);
     }
-    gradient(j, partial, n, &g, &g2);
-    Rule::template Step<A>(g, g2, values[0], values + 1, factors);
+    Rule::template Step<A>(gradient(j, partial, n), values[0], values + 1,
+                           factors);
     for (int i = 0; i < kValues; ++i) {
       StoreColumns<kPartial>(static_cast<T*>(args.after[i]) + at, values[i], n);
     }
@@ -194,15 +212,25 @@ void UpdateAll(const VariableUpdateArgs& args,
     const T* const gradient = static_cast<const T*>(args.gradient) + begin;
     StepRange<T, kFormula, Rule>(
         args, factors, begin, Min(kTaskElements, args.size - begin),
-        [&](int64_t j, auto partial, int n, Vec<A>* g, Vec<A>* g2)
-            TFO_INLINE_LAMBDA {
-              FetchAhead(gradient + j);
-              *g = LoadColumns<decltype(partial)::value>(gradient + j, n);
-              *g2 = *g * *g;
-            });
+        [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
+          FetchAhead(gradient + j);
+          const Vec<A> v =
+              LoadColumns<decltype(partial)::value>(gradient + j, n);
+          return Gradient<Vec<A>>{v, v * v, Maximum(v, -v)};
+        });
   };
   ParallelFor(parallel, CeilDiv(args.size, kTaskElements),
               kTaskElements * kCyclesPerElement, task);
+}
+
+// Whether rows without a gradient stay as they are: where nothing decays, zero
+// is not divided by zero, and they need not be copied either.
+template <Formula kFormula>
+bool LeavesRows(const VariableUpdateArgs& args) {
+  bool leaves = kFormula == Formula::kAdagrad && args.factors[1] > 0;
+  for (int i = 0; i < 1 + kMostStates; ++i)
+    leaves &= args.after[i] == args.before[i];
+  return leaves;
 }
 
 // With one of some rows. Neighbours without any are taken together.
@@ -214,28 +242,29 @@ void UpdateRows(const VariableUpdateArgs& args,
   const int64_t depth = lists.depth, rows = args.size / depth;
   const int64_t rows_of_task = Max(kTaskElements / depth, 1);
   const T* const gradient = static_cast<const T*>(args.gradient);
+  const bool leaves = LeavesRows<kFormula>(args);
   auto task = [&](int64_t index, int /*worker*/) {
     const int64_t end = Min((index + 1) * rows_of_task, rows);
     for (int64_t row = index * rows_of_task; row < end;) {
       const int64_t begin = row;
       while (row < end && lists.first[row] < 0) ++row;
-      StepRange<T, kFormula, Rule>(
-          args, factors, begin * depth, (row - begin) * depth,
-          [](int64_t, auto, int, Vec<A>* g, Vec<A>* g2)
-              TFO_INLINE_LAMBDA { *g = *g2 = Vec<A>{}; });
+      if (!leaves) {
+        StepRange<T, kFormula, Rule>(
+            args, factors, begin * depth, (row - begin) * depth,
+            [](int64_t, auto, int)
+                TFO_INLINE_LAMBDA { return Gradient<Vec<A>>{}; });
+      }
       if (row == end) return;
       StepRange<T, kFormula, Rule>(
           args, factors, row * depth, depth,
-          [&](int64_t j, auto partial, int n, Vec<A>* g, Vec<A>* g2)
-              TFO_INLINE_LAMBDA {
-                *g = *g2 = Vec<A>{};
-                for (int64_t i = lists.first[row]; i >= 0; i = lists.next[i]) {
-                  const Vec<A> v = LoadColumns<decltype(partial)::value>(
-                      gradient + i * depth + j, n);
-                  *g += v;
-                  *g2 += v * v;
-                }
-              });
+          [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
+            Gradient<Vec<A>> sums;
+            for (int64_t i = lists.first[row]; i >= 0; i = lists.next[i]) {
+              sums.Add(LoadColumns<decltype(partial)::value>(
+                  gradient + i * depth + j, n));
+            }
+            return sums;
+          });
       ++row;
     }
   };
@@ -246,15 +275,13 @@ void UpdateRows(const VariableUpdateArgs& args,
 template <class T, Formula kFormula, class Rule>
 void Update(const VariableUpdateArgs& args, const Parallel& parallel) {
   using A = Accumulator<T>;
-  constexpr const FormulaSignature& kSignature = SignatureOf(kFormula);
   Vec<A> factors[kMostFactors];
-  for (int i = 0; i < CountNames(kSignature.factors); ++i)
+  for (int i = 0; i < CountNames(SignatureOf(kFormula).factors); ++i)
     factors[i] = Splat(static_cast<A>(args.factors[i]));
-  if constexpr (kSignature.of_rows) {
-    if (args.rows.first != nullptr)
-      return UpdateRows<T, kFormula, Rule>(args, factors, parallel);
-  }
-  UpdateAll<T, kFormula, Rule>(args, factors, parallel);
+  if (args.rows.first != nullptr)
+    UpdateRows<T, kFormula, Rule>(args, factors, parallel);
+  else
+    UpdateAll<T, kFormula, Rule>(args, factors, parallel);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ inline std::string FormulaAttr() {
 }
 
 // Reads `formula`, for which there must be as many states and factors as it
-// takes, and no indices unless it takes rows. `Context` is an InferenceContext
+// takes, and at most one vector of indices. `Context` is an InferenceContext
 // or an OpKernelConstruction.
 template <class Context>
 absl::Status ReadFormula(Context* c, tfo::Formula* out) {
@@ -41,11 +41,8 @@ absl::Status ReadFormula(Context* c, tfo::Formula* out) {
       return Invalid("factors must be ", tfo::CountNames(formula.factors),
                      " numbers for formula '", name, "', got ", num_factors);
     }
-    if (num_indices > (formula.of_rows ? 1 : 0)) {
-      return Invalid("indices must be ",
-                     formula.of_rows ? "one vector" : "none", " for formula '",
-                     name, "', got ", num_indices);
-    }
+    if (num_indices > 1)
+      return Invalid("indices must be none or one vector, got ", num_indices);
     *out = static_cast<tfo::Formula>(i);
     return absl::OkStatus();
   }

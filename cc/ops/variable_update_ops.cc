@@ -73,7 +73,7 @@ variable: what is trained.
 states: the optimizer's variables of the same shape, in the order of the formula.
 gradient: of the variable's shape; with indices, some rows.
 factors: scalars, in the order of the formula.
-indices: none, or, for adam, adamw and amsgrad, one vector: the rows of the variable that those of the gradient belong to. Where several belong to one, the formula takes their sum, and for their square the sum of squares; where none does, zero. Negative ones are left out.
+indices: none, or one vector: the rows of the variable that those of the gradient belong to. Where several belong to one, the formula takes their sum, and for their square, or absolute value, the sum of theirs; where none does, zero. Negative ones are left out.
 )doc");
 
 }  // namespace tf_fused_ops

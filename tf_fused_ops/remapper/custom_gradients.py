@@ -11,6 +11,8 @@ import inspect
 import tensorflow as tf
 from tensorflow.python.framework import func_graph, function_def_to_graph, ops
 
+from tf_fused_ops.remapper.fingerprints import fingerprint
+
 # Set where a custom gradient or gradient_override_map replaces the op's own gradient.
 ATTRIBUTE = "_gradient_op_type"
 # TensorFlow's functions with custom gradients that spellings are made of.
@@ -57,7 +59,7 @@ def identify_in(library):
 
 def _identity_of_body(graph):
     """Returns the identity of the stock gradient with this body, or one of the body's own."""
-    found = _fingerprint(graph)
+    found = fingerprint(graph)
     dy = graph.inputs[0]
     if dy.dtype.is_floating:
         for index in range(len(_STOCK)):
@@ -79,22 +81,4 @@ def _stock_gradient(index, dtype, shape):
         # As tf.saved_model.save traces it.
         gradient = tf.function(ops.gradient_registry.lookup(name))
         body = gradient.get_concrete_function(None, *op.inputs).graph
-    return identify(name), _fingerprint(body)
-
-
-def _fingerprint(graph):
-    """Returns a function's outputs as nested tuples of op types, attributes and inputs."""
-    known = {id(tensor): ("input", i) for i, tensor in enumerate(graph.inputs)}
-
-    def describe(tensor):
-        if id(tensor) not in known:
-            attrs = sorted(
-                (name, value.SerializeToString(deterministic=True))
-                for name, value in tensor.op.node_def.attr.items()
-                if not name.startswith("_")
-            )
-            inputs = tuple(map(describe, tensor.op.inputs))
-            known[id(tensor)] = (tensor.op.type, tuple(attrs), inputs, tensor.value_index)
-        return known[id(tensor)]
-
-    return tuple(map(describe, graph.outputs))
+    return identify(name), fingerprint(body)

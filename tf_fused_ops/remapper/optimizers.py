@@ -1,9 +1,10 @@
 """Rules for the formulas of optimizers, as Keras and others write them."""
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import tensorflow as tf
 
+from tf_fused_ops.remapper import rows
 from tf_fused_ops.remapper.variable_update import FormulaUpdate, VariableUpdate
 
 
@@ -41,7 +42,7 @@ class Momentum(FormulaUpdate):
 
     def _decayed(self, velocity, rate, momentum, gradient):
         decayed = tf.raw_ops.Mul(x=velocity, y=momentum)
-        return tf.raw_ops.Sub(x=decayed, y=tf.raw_ops.Mul(x=gradient, y=rate))
+        return rows.sub(decayed, rows.mul(gradient, rate))
 
     def _step(self, velocity, rate, momentum, gradient):
         return velocity
@@ -78,7 +79,7 @@ class Adam(FormulaUpdate):
     def _moments(self, m, v, m_rate, v_rate, gradient):
         return {
             "m": self.approach(m, gradient, m_rate),
-            "v": self.approach(v, tf.raw_ops.Square(x=gradient), v_rate),
+            "v": self.approach(v, rows.square(gradient), v_rate),
         }
 
     def _move(self, variable, m, v, alpha, epsilon, gradient):
@@ -136,9 +137,8 @@ class Nadam(Adam):
         kept = self._moments(m, v, m_rate, v_rate, gradient)
         ahead = tf.raw_ops.Mul(x=m_share, y=self.read(m, gradient))
         ahead = tf.raw_ops.RealDiv(x=ahead, y=m_correction)
-        now = tf.raw_ops.Mul(x=gradient_share, y=gradient)
-        now = tf.raw_ops.RealDiv(x=now, y=gradient_correction)
-        step = tf.raw_ops.Mul(x=tf.raw_ops.AddV2(x=ahead, y=now), y=rate)
+        now = rows.div(rows.mul(gradient_share, gradient), gradient_correction)
+        step = tf.raw_ops.Mul(x=rows.add(ahead, now), y=rate)
         square = tf.raw_ops.RealDiv(x=self.read(v, gradient), y=v_correction)
         root = tf.raw_ops.AddV2(x=tf.raw_ops.Sqrt(x=square), y=epsilon)
         step = tf.raw_ops.RealDiv(x=step, y=root)
@@ -158,7 +158,7 @@ class Adamax(FormulaUpdate):
     def stock(self, attrs, variable, m, norm, rate, m_rate, decay, epsilon, correction, gradient):
         kept = {"m": self.approach(m, gradient, m_rate)}
         decayed = tf.raw_ops.Mul(x=decay, y=self.read(norm, gradient))
-        larger = tf.raw_ops.Maximum(x=decayed, y=tf.raw_ops.Abs(x=gradient))
+        larger = tf.raw_ops.Maximum(x=decayed, y=rows.dense(rows.absolute(gradient)))
         kept["norm"] = tf.raw_ops.AssignVariableOp(resource=norm, value=larger)
         step = tf.raw_ops.Mul(x=rate, y=self.read(m, gradient))
         divisor = tf.raw_ops.AddV2(x=self.read(norm, gradient), y=epsilon)
@@ -181,14 +181,14 @@ class Rmsprop(FormulaUpdate):
     factors = ("rate", "decay", "gain", "epsilon")
 
     def stock(self, attrs, variable, square, rate, decay, gain, epsilon, gradient):
-        kept = self.mix(square, tf.raw_ops.Square(x=gradient), decay, gain)
+        kept = self.mix(square, rows.square(gradient), decay, gain)
         step = self._step(gradient, rate, self.read(square, gradient), epsilon)
-        changed = tf.raw_ops.AssignSubVariableOp(resource=variable, value=step)
+        changed = rows.assign_sub(variable, step)
         return {"square": kept, "variable": changed}
 
     def _step(self, gradient, rate, variance, epsilon):
         root = tf.raw_ops.Sqrt(x=tf.raw_ops.AddV2(x=variance, y=epsilon))
-        return tf.raw_ops.RealDiv(x=tf.raw_ops.Mul(x=rate, y=gradient), y=root)
+        return rows.div(rows.mul(rate, gradient), root)
 
 
 class RmspropMomentum(Rmsprop):
@@ -202,13 +202,13 @@ class RmspropMomentum(Rmsprop):
     def stock(
         self, attrs, variable, square, velocity, rate, decay, gain, epsilon, momentum, gradient
     ):
-        kept = self.mix(square, tf.raw_ops.Square(x=gradient), decay, gain)
+        kept = self.mix(square, rows.square(gradient), decay, gain)
         step = self._step(gradient, rate, self.read(square, gradient), epsilon)
         return {"square": kept} | self._move(variable, velocity, step, momentum)
 
     def _move(self, variable, velocity, step, momentum):
         old = tf.raw_ops.Mul(x=momentum, y=self.read(velocity, step))
-        kept = tf.raw_ops.AssignVariableOp(resource=velocity, value=tf.raw_ops.AddV2(x=old, y=step))
+        kept = tf.raw_ops.AssignVariableOp(resource=velocity, value=rows.add(old, step))
         new = self.read(velocity, step)
         changed = tf.raw_ops.AssignSubVariableOp(resource=variable, value=new)
         return {"velocity": kept, "variable": changed}
@@ -228,11 +228,11 @@ class CenteredRmsprop(Rmsprop):
     def stock(self, attrs, variable, square, mean, rate, epsilon, gradient):
         kept, variance = self._moments(attrs, square, mean, gradient)
         step = self._step(gradient, rate, variance, epsilon)
-        changed = tf.raw_ops.AssignSubVariableOp(resource=variable, value=step)
+        changed = rows.assign_sub(variable, step)
         return kept | {"variable": changed}
 
     def _moments(self, attrs, square, mean, gradient):
-        mixed = {"square": (square, tf.raw_ops.Square(x=gradient)), "mean": (mean, gradient)}
+        mixed = {"square": (square, rows.square(gradient)), "mean": (mean, gradient)}
         kept = {
             name: self.mix(handle, value, attrs["decay"], attrs["gain"])
             for name, (handle, value) in mixed.items()
@@ -265,12 +265,12 @@ class Adagrad(FormulaUpdate):
     factors = ("rate", "epsilon")
 
     def stock(self, attrs, variable, square, rate, epsilon, gradient):
-        squared = tf.raw_ops.Square(x=gradient)
-        kept = tf.raw_ops.AssignAddVariableOp(resource=square, value=squared)
-        step = tf.raw_ops.Mul(x=rate, y=gradient)
+        squared = rows.square(gradient)
+        kept = rows.assign_add(square, squared)
+        step = rows.mul(rate, gradient)
         root = tf.raw_ops.Sqrt(x=tf.raw_ops.AddV2(x=self.read(square, gradient), y=epsilon))
-        step = tf.raw_ops.RealDiv(x=step, y=root)
-        changed = tf.raw_ops.AssignSubVariableOp(resource=variable, value=step)
+        step = rows.div(step, root)
+        changed = rows.assign_sub(variable, step)
         return {"square": kept, "variable": changed}
 
 
@@ -290,13 +290,12 @@ class Adadelta(FormulaUpdate):
 
     def stock(self, attrs, variable, square, step_square, rate, gradient):
         decay, gain = attrs["decay"], attrs["gain"]
-        kept = {"square": self.mix(square, tf.raw_ops.Square(x=gradient), decay, gain)}
-        step = tf.raw_ops.Mul(x=self._norm(step_square, attrs, gradient), y=gradient)
-        step = tf.raw_ops.RealDiv(x=step, y=self._norm(square, attrs, gradient))
-        step = tf.raw_ops.Neg(x=step)
-        kept["step_square"] = self.mix(step_square, tf.raw_ops.Square(x=step), decay, gain)
-        step = tf.raw_ops.Mul(x=rate, y=step)
-        changed = tf.raw_ops.AssignAddVariableOp(resource=variable, value=step)
+        kept = {"square": self.mix(square, rows.square(gradient), decay, gain)}
+        step = rows.mul(self._norm(step_square, attrs, gradient), gradient)
+        step = rows.negative(rows.div(step, self._norm(square, attrs, gradient)))
+        kept["step_square"] = self.mix(step_square, rows.square(step), decay, gain)
+        step = rows.mul(rate, step)
+        changed = rows.assign_add(variable, step)
         return kept | {"variable": changed}
 
     def _norm(self, handle, attrs, like):
@@ -317,103 +316,14 @@ class Lion(FormulaUpdate):
 
     def stock(self, attrs, variable, m, rate, m_share, gradient_share, decay, gain, gradient):
         old = tf.raw_ops.Mul(x=self.read(m, gradient), y=m_share)
-        ahead = tf.raw_ops.AddV2(x=old, y=tf.raw_ops.Mul(x=gradient, y=gradient_share))
+        ahead = rows.add(old, rows.mul(gradient, gradient_share))
         step = tf.raw_ops.Mul(x=rate, y=tf.raw_ops.Sign(x=ahead))
         changed = tf.raw_ops.AssignSubVariableOp(resource=variable, value=step)
         return {"variable": changed, "m": self.mix(m, gradient, decay, gain)}
 
 
-class _Rows(NamedTuple):
-    """A gradient of some rows of a variable, which is summed up for each moment.
-
-    Attributes:
-        values, indices: The rows, and which of the variable's each belongs to.
-        m_rows, v_rows: How many rows the variable has.
-    """
-
-    values: object
-    indices: object
-    m_rows: object
-    v_rows: object
-
-    @property
-    def dtype(self):
-        return self.values.dtype
-
-    def sum(self, values, rows):
-        return tf.raw_ops.UnsortedSegmentSum(
-            data=values, segment_ids=self.indices, num_segments=rows
-        )
-
-
-class _OfRows:
-    """What formulas share where the gradient is of some rows, as of an embedding.
-
-    The other rows' is zero. m takes the sum of all that belong to a row, and v the sum of their
-    squares, as Keras has it.
-    """
-
-    integers = ("indices", "m_rows", "v_rows")
-
-    def stock(self, attrs, gradient, indices, m_rows, v_rows, **others):
-        rows = _Rows(gradient, indices, m_rows, v_rows)
-        return super().stock(attrs, gradient=rows, **others)
-
-    def _moments(self, m, v, m_rate, v_rate, gradient):
-        total = gradient.sum(gradient.values, gradient.m_rows)
-        kept = {"m": self.approach(m, total, m_rate)}
-        squares = gradient.sum(tf.raw_ops.Square(x=gradient.values), gradient.v_rows)
-        return kept | {"v": self.approach(v, squares, v_rate)}
-
-    @property
-    def formula(self):
-        return self.family.removeprefix("sparse_")
-
-    def sizes(self, variable):
-        rows = tf.raw_ops.VariableShape(input=variable)[0]
-        return {"m_rows": rows, "v_rows": rows}
-
-    def dense_gradients(self, match):
-        return [op.outputs[0] for op in match.nodes if op.type == "UnsortedSegmentSum"]
-
-    def check(self, match):
-        indices = match.operands["indices"]
-        if indices.shape.rank != 1:
-            return f"{indices.name} of shape {indices.shape} is no vector"
-        return super().check(match)
-
-
-class SparseAdam(_OfRows, Adam):
-    """As Adam, with a gradient of some rows of the variable, as of an embedding."""
-
-    family = "sparse_adam"
-    label_text = "Adam of some rows"
-
-
-class SparseAdamw(_OfRows, Adamw):
-    """As AdamW, with a gradient of some rows of the variable, as of an embedding."""
-
-    family = "sparse_adamw"
-    label_text = "AdamW of some rows"
-
-
-class SparseAmsgrad(_OfRows, Amsgrad):
-    """As AMSGrad, with a gradient of some rows of the variable, as of an embedding."""
-
-    family = "sparse_amsgrad"
-    label_text = "Adam of some rows with the largest second moment"
-
-
 UPDATES = (
     *(GradientDescent(), Momentum(), NesterovMomentum(), Adam(), Adamw(), Amsgrad()),
-    *(
-        Nadam(),
-        Adamax(),
-        Rmsprop(),
-        RmspropMomentum(),
-        CenteredRmsprop(),
-        CenteredRmspropMomentum(),
-    ),
-    *(Adagrad(), Adadelta(), Lion()),
-    *(SparseAdam(), SparseAdamw(), SparseAmsgrad()),
+    *(Nadam(), Adamax(), Rmsprop(), RmspropMomentum(), CenteredRmsprop()),
+    *(CenteredRmspropMomentum(), Adagrad(), Adadelta(), Lion()),
 )

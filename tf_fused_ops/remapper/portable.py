@@ -17,8 +17,8 @@ from tf_fused_ops.ops.attention import optional_inputs
 from tf_fused_ops.remapper import emission, hiding
 from tf_fused_ops.remapper.graph import GraphView
 from tf_fused_ops.remapper.graph_def import Transform
-from tf_fused_ops.remapper.optimizers import UPDATES
 from tf_fused_ops.remapper.report import Fusion, Report
+from tf_fused_ops.remapper.variable_updates import UPDATES
 
 _ACTIVATION = ("activation", "alpha")
 _CONV = ("strides", "padding", "data_format", "dilations")

@@ -1,11 +1,11 @@
 """The frame of rules for what an optimizer does to one variable."""
 
-import itertools
 from typing import ClassVar
 
 import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
+from tf_fused_ops.remapper import rows
 from tf_fused_ops.remapper.emission import add, constant
 from tf_fused_ops.remapper.rule import Rule
 
@@ -18,11 +18,13 @@ class VariableUpdate(Rule):
         label_text: What is updated how, for the log.
         fused_attrs: The fused op's attributes.
         integers: Operands that say which rows the gradient is of.
+        needed: Op types, besides the anchor, without which a graph has no such update.
     """
 
     resources: tuple
     label_text: str
     integers: tuple = ()
+    needed: tuple = ()
     fused_attrs: ClassVar[dict] = {}
     differentiable = ()
 
@@ -30,19 +32,21 @@ class VariableUpdate(Rule):
         """Returns the fused op's inputs."""
         return [match.operands[name] for name in self.operands]
 
-    def dense_gradients(self, match):
-        """Returns the tensors of a match that must have the variables' shape."""
-        return [_passed(match.operands["gradient"])]
+    def dense_shape(self, match):
+        """Returns the shape that the gradient has, as far as it is known; the variables must have
+        it, too."""
+        return _passed(match.operands["gradient"]).shape
 
     def check(self, match):
         handles = [match.operands[name] for name in self.resources]
         if len(set(map(id, handles))) < len(handles):
             return f"{' and '.join(self.resources)} are not different variables"
-        for handle, gradient in itertools.product(handles, self.dense_gradients(match)):
+        gradient, found = match.operands["gradient"], self.dense_shape(match)
+        for handle in handles:
             shape = _shape(handle)
-            if not gradient.shape.is_fully_defined() or gradient.shape != shape:
+            if not found.is_fully_defined() or found != shape:
                 return (
-                    f"{gradient.name} of shape {gradient.shape} may broadcast to "
+                    f"{gradient.name} of shape {found} may broadcast to "
                     f"{handle.op.name} of shape {shape}"
                 )
         return None
@@ -60,12 +64,12 @@ class VariableUpdate(Rule):
         return tf.raw_ops.ReadVariableOp(resource=handle, dtype=like.dtype)
 
     def approach(self, handle, value, rate):
-        step = tf.raw_ops.Mul(x=tf.raw_ops.Sub(x=value, y=self.read(handle, value)), y=rate)
+        step = tf.raw_ops.Mul(x=rows.sub(value, self.read(handle, value)), y=rate)
         return tf.raw_ops.AssignAddVariableOp(resource=handle, value=step)
 
     def mix(self, handle, value, decay, gain):
         kept = tf.raw_ops.Mul(x=decay, y=self.read(handle, value))
-        mixed = tf.raw_ops.AddV2(x=kept, y=tf.raw_ops.Mul(x=gain, y=value))
+        mixed = rows.add(kept, rows.mul(gain, value))
         return tf.raw_ops.AssignVariableOp(resource=handle, value=mixed)
 
 

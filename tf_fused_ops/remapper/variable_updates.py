@@ -10,20 +10,27 @@ import functools
 
 import tensorflow as tf
 
-from tf_fused_ops.remapper import pattern, stock_optimizers
+from tf_fused_ops.remapper import optimizers, pattern, row_updates, stock_optimizers
 from tf_fused_ops.remapper.candidate import Candidate
 from tf_fused_ops.remapper.matcher import Matcher
-from tf_fused_ops.remapper.optimizers import UPDATES
 from tf_fused_ops.remapper.rule import Match
 
+UPDATES = optimizers.UPDATES + row_updates.UPDATES
 ANCHORS = frozenset(rule.anchor for rule in UPDATES)
 _FREE = {
     ("AssignVariableOp", "validate_shape"),
     *(("UnsortedSegmentSum", name) for name in ("Tindices", "Tnumsegments")),
+    *((name, "Tindices") for name in ("GatherV2", "ResourceScatterAdd", "ResourceScatterSub")),
+    ("StridedSlice", "T"),
+    *(("StatelessIf", name) for name in ("then_branch", "else_branch", "Tin", "Tout")),
+    ("StatelessIf", "output_shapes"),
 }
 _STEP = (pattern.Operand("gradient"), pattern.Operand("rate"))
 # What must be in the order of the stock code; arithmetic need not be.
-_ORDERED = ("ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+_ORDERED = (
+    *("ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"),
+    *("ResourceScatterAdd", "ResourceScatterSub"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +65,15 @@ def candidates(view, anchor, options):
         anchor: A live op of a type in `ANCHORS`.
         options: RemapOptions.
     """
-    dtype, found = anchor.inputs[1].dtype, []
+    dtype, found = anchor.inputs[-1].dtype, []
     # Of those alike the first will do.
     for rule in (*UPDATES, *stock_optimizers.UPDATES):
-        if rule.anchor == anchor.type and dtype.is_floating and options.allows(rule.name):
+        if (
+            rule.anchor == anchor.type
+            and dtype.is_floating
+            and view.has(rule.needed)
+            and options.allows(rule.name)
+        ):
             traced = _pattern(rule, dtype)
             for binding in Matcher(traced, view).all_matches(anchor, traced.outputs):
                 nodes = tuple(op for _, op in sorted(binding.nodes.items()))
@@ -87,8 +99,8 @@ def _pattern(rule, dtype):
     """Returns the pattern of a rule's stock code for a dtype."""
     specs = dict.fromkeys(rule.operands, tf.TensorSpec([], dtype))
     specs |= dict.fromkeys(rule.resources, tf.TensorSpec([], tf.resource))
-    specs |= dict.fromkeys(rule.integers, tf.TensorSpec(None, tf.int32))
-    specs["gradient"] = tf.TensorSpec(None, dtype)
+    specs |= dict.fromkeys(rule.integers, tf.TensorSpec([None], tf.int32))
+    specs["gradient"] = tf.TensorSpec([None, None] if rule.integers else None, dtype)
     parameters = {name: tf.TensorSpec([], dtype) for name in rule.parameters({})}
     traced = pattern.trace(rule.stock, specs, rule.anchor, _FREE, parameters)
     # Rate and gradient may be told apart later, see `_operands`, so one order of them will do.
