@@ -18,6 +18,7 @@ LAYER_NORM = {"x": (2, 5, 3), "scale": (3,), "offset": (3,)}
 GROUP_NORM = {"x": (2, 5, 6), "scale": (6,), "offset": (6,)}
 PRELU = {"x": (2, 5, 3), "alpha": (5, 3)}
 SOFTMAX = {"x": (2, 5, 3)}
+CROSS_ENTROPY = {"logits": (2, 5, 3), "labels": (2, 5, 3)}
 ATTENTION = {"query": (2, 5, 3, 4), "key": (2, 6, 3, 4), "value": (2, 6, 3, 7)}
 UPDATE_CACHE = {"cache": (2, 3, 2, 6, 4, 5), "key": (2, 1, 4, 5), "value": (2, 1, 4, 5)}
 

@@ -10,6 +10,7 @@ from bad_calls import (
     BATCH_NORM,
     CONV,
     CONV_TRANSPOSE,
+    CROSS_ENTROPY,
     ERRORS,
     GROUP_NORM,
     LAYER_NORM,
@@ -38,6 +39,7 @@ from tf_fused_ops.ops import (
     quantized_matmul_bias_act,
     simple_rnn,
     softmax,
+    softmax_cross_entropy,
     sparse_softmax_cross_entropy,
     update_cache,
     weight_only_matmul_bias_act,
@@ -82,7 +84,8 @@ OPS = {
     "softmax": (softmax, SOFTMAX),
     "prelu": (prelu, PRELU),
     "attention": (attention, ATTENTION),
-    "cross_entropy": (
+    "cross_entropy": (softmax_cross_entropy, CROSS_ENTROPY),
+    "sparse_cross_entropy": (
         lambda logits, labels: sparse_softmax_cross_entropy(tf.cast(labels, tf.int32), logits),
         {"logits": (2, 5, 3), "labels": (2, 5)},
     ),
@@ -257,8 +260,19 @@ WRONG_SHAPES = [
     ("masked_attention", {"mask": (1, 2, 1, 5, 6)}, "mask"),
     *[("biased_attention", {"bias": v}, "bias") for v in ((), (1,), (5, 1), (5, 3, 6, 6))],
     ("biased_attention", {"bias": (1, 2, 1, 5, 6)}, "bias"),
-    ("cross_entropy", {"logits": ()}, "logits"),
-    *[("cross_entropy", {"labels": v}, "labels") for v in ((), (2,), (5, 2), (2, 5, 3), (2, 1))],
+    *[(f"{kind}cross_entropy", {"logits": ()}, "logits") for kind in ("", "sparse_")],
+    *[
+        ("sparse_cross_entropy", {"labels": v}, "labels")
+        for v in ((), (2,), (5, 2), (2, 5, 3), (2, 1))
+    ],
+    *[
+        ("cross_entropy", {"labels": v}, "labels")
+        for v in ((), (3,), (2, 5), (5, 3), (2, 5, 1), (2, 1, 3), (1, 5, 3), (2, 5, 3, 1))
+    ],
+    *[
+        ("cross_entropy", {"logits": (5, 3), "labels": v}, "labels")
+        for v in ((3,), (5,), (5, 1), (1, 1), (4, 3), (0, 3), (3, 5), (1, 5, 3))
+    ],
     *[("update_cache", {"cache": v}, "cache") for v in ((), (2,), (2, 6), (2, 6, 4, 5))],
     *[("update_cache", {"cache": (*v, 6, 4, 5)}, "slot") for v in ((2, 1), (2, 0), (2, 1, 1))],
     *[
@@ -424,7 +438,8 @@ WRONG_DTYPES = [
     ("softmax", {"x": tf.int32}, "x"),
     *[("prelu", {name: tf.int32}, name) for name in PRELU],
     ("dropout", {"x": tf.int32}, "x"),
-    ("cross_entropy", {"logits": tf.int32}, "logits"),
+    *[(f"{kind}cross_entropy", {"logits": tf.int32}, "logits") for kind in ("", "sparse_")],
+    *[("cross_entropy", {"labels": v}, "labels") for v in (tf.int32, tf.float16, tf.float64)],
     ("attention", {"query": tf.int32}, "query"),
     ("attention", {"key": tf.float64}, "key"),
     ("attention", {"value": tf.float16}, "value"),

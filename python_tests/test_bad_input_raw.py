@@ -9,6 +9,7 @@ import tensorflow as tf
 from bad_calls import (
     ATTENTION,
     BATCH_NORM,
+    CROSS_ENTROPY,
     ERRORS,
     GROUP_NORM,
     LAYER_NORM,
@@ -95,6 +96,11 @@ RAW |= {
     "softmax_grad": {**dict.fromkeys(("dy", "y"), (2, 5, 3)), "mask": []},
     "dropout": {"x": (2, 5), "rng_key": (1,), "rng_counter": (2,), "rate": 0.5, "scale": 2.0},
     "random_words": {"shape": [2, 3]},
+    "softmax_cross_entropy": CROSS_ENTROPY,
+    "softmax_cross_entropy_grad": {
+        **CROSS_ENTROPY,
+        **dict.fromkeys(("dloss", "largest", "inverse_sum"), (2, 5)),
+    },
     "sparse_softmax_cross_entropy": {"logits": (2, 5, 3), "labels": (2, 5)},
     "sparse_softmax_cross_entropy_grad": {
         "logits": (2, 5, 3),
@@ -272,6 +278,30 @@ WRONG_RAW_CALLS = [
         for name in ("dloss", "labels", "largest", "inverse_sum")
         for v in ((), (2, 1), (10,))
     ],
+    *[
+        (f"softmax_cross_entropy{grad}", {"logits": v}, "logits")
+        for grad in ("", "_grad")
+        for v in ((), (2, 5, 1), (1, 5, 3), (5, 3))
+    ],
+    *[
+        ("softmax_cross_entropy_grad", {name: v}, name)
+        for name in ("dloss", "labels", "largest", "inverse_sum")
+        for v in ((), (2, 1), (10,), (1, 5), (2, 5, 1))
+    ],
+    # A single row of logits or labels, beside which there is a loss for each of the other's.
+    *[
+        (
+            "softmax_cross_entropy_grad",
+            {
+                **dict.fromkeys(("dloss", "largest", "inverse_sum"), (4,)),
+                **{"logits": (4, 3), "labels": (4, 3), one: (1, 3), name: v},
+            },
+            name,
+        )
+        for one in ("logits", "labels")
+        for name in ("dloss", "largest", "inverse_sum")
+        for v in ((1,), (3,), (4, 1))
+    ],
     *[("random_words", {"shape": v}, "shape") for v in (3, [[1]], [-1], [2**31 - 1] * 4)],
     ("attention", {"rng_key": [(1,)] * 2, "rng_counter": [(2,)] * 2}, "rng"),
     *[("update_cache", {"index": v}, "index") for v in ((0,), (1,), (2,), (1, 1))],
@@ -342,7 +372,9 @@ def ones(op, name, value):
         mask = tf.bool if op.startswith("recurrent") else tf.uint8
         dtypes = {"mask": mask, "moments": tf.float64, "sums": tf.float64}
         dtypes |= dict.fromkeys(("rng_key", "rng_counter"), tf.uint64)
-        dtypes |= {"labels": tf.int64, "index": tf.int32}
+        dtypes |= {"index": tf.int32}
+        if op.startswith("sparse"):
+            dtypes["labels"] = tf.int64
         return tf.ones(value, dtypes.get(name, dtype_of(op, name)))
     if isinstance(value, list):
         return [ones(op, name, v) for v in value]

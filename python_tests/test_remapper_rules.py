@@ -99,6 +99,7 @@ SHAPES = {
     "attention": [(2, 5, 3, 4), (2, 6, 3, 4), (2, 6, 3, 7)],
     "grouped_attention": [(2, 5, 2, 3, 4), (2, 6, 2, 4), (2, 6, 2, 7)],
     "softmax": [(2, 5, 6)],
+    "cross_entropy": [(6, 7), (6, 7)],
     "sparse_cross_entropy": [(6, 7), (6,)],
 }
 DECOMPOSED = {"epsilon": 1e-3, "scaled": True, "centered": True, "reshaped": False, "half": None}
@@ -176,7 +177,7 @@ def operands(rule):
     named = dict(zip(names, values(*SHAPES[rule.family]), strict=True))
     if "output_shape" in named:
         named["output_shape"] = tf.constant(attrs(rule)["y_shape"])
-    if "labels" in named:
+    if rule.family == "sparse_cross_entropy":
         named["labels"] = tf.range(6)
     for name in ("scale", "variance", "b_scale", "divisor"):
         if name in named:

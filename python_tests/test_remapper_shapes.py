@@ -188,6 +188,12 @@ ELEMENTS = {
     ),
     "of joined ones": (lambda x, y: tf.concat([tf.shape(x)[:2], tf.shape(y)], 0)[2], ("y", 0)),
     "chosen": (lambda x, y: tf.gather(tf.shape(x), [2, 0])[1], ("x", 0)),
+    "cut": (lambda x, y: tf.slice(tf.shape(x), [1], [2])[1], ("x", 2)),
+    "cut from behind": (
+        lambda x, y: tf.slice(tf.shape(x), [tf.constant(3) - 1], [1])[0],
+        ("x", 2),
+    ),
+    "cut anywhere": (lambda x, y: tf.slice(tf.shape(x), [tf.shape(y)[0]], [1])[0], None),
     "of every second": (lambda x, y: tf.shape(x)[::2][1], None),
     "of another axis": (lambda x, y: tf.gather(tf.shape(x), tf.shape(y))[0], None),
 }

@@ -1,5 +1,6 @@
-// Cross entropy of rows of logits and the numbers of classes: log(sum of e^x) -
-// x[label], without the softmax in memory.
+// Cross entropy of rows of logits without the softmax in memory, with a class
+// for each row, log(sum of e^x) - x[label], or a number for each class, the sum
+// of label * (log(sum of e^x) - x).
 #ifndef TFO_CC_CORE_CROSS_ENTROPY_H_
 #define TFO_CC_CORE_CROSS_ENTROPY_H_
 
@@ -30,12 +31,21 @@ struct Labels {
   }
 };
 
+// One number for each x, of its type; they need not add up to one.
+struct Probabilities {
+  bool given;  // in the place of labels
+  const void* data;
+  bool one_row;  // which is that of all rows
+};
+
 // What the gradient keeps of the rows, in accumulators: the largest x, and 1 /
 // the sum of e^(x - largest).
 struct CrossEntropyArgs {
   SoftmaxShape shape;
   Labels labels;
+  Probabilities probabilities;
   const void* x;
+  bool one_x;  // one row, which is that of all; beside probabilities alone
   void* loss;  // one for each row
   void* largest;
   void* inverse_sum;
@@ -44,7 +54,7 @@ struct CrossEntropyArgs {
 struct CrossEntropyGradientArgs {
   CrossEntropyArgs forward;
   const void* dloss;
-  void* x_grad;  // may be x
+  void* x_grad;  // may be x or the probabilities
 };
 
 using CrossEntropyForwardFunction = void(const CrossEntropyArgs&,

@@ -39,19 +39,38 @@ TFO_INLINE Vec<A> SumOverLanes(Vec<A> v) {
       v, [](Vec<A> a, Vec<A> b) TFO_INLINE_LAMBDA { return a + b; });
 }
 
+// Several sums that are taken together.
+template <class A, int kCount>
+struct Sums {
+  Vec<A> of[kCount];
+
+  TFO_INLINE void operator+=(const Sums& other) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) of[i] += other.of[i];
+  }
+};
+
+template <class A, int kCount>
+TFO_INLINE Sums<A, kCount> SumOverLanes(Sums<A, kCount> v) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kCount; ++i) v.of[i] = SumOverLanes<A>(v.of[i]);
+  return v;
+}
+
 template <class A>
 TFO_INLINE Vec<A> LargestOverLanes(Vec<A> v) {
   return OverLanes<A>(
       v, [](Vec<A> a, Vec<A> b) TFO_INLINE_LAMBDA { return Larger<A>(a, b); });
 }
 
-// The sum of term(column, Partial<P>, n) over `width` columns, in every lane:
-// block by block, for the digits of long rows.
+// The sum of term(column, Partial<P>, n), a vector or Sums, over `width`
+// columns, in every lane: block by block, for the digits of long rows.
 template <class A, class Term>
-TFO_INLINE Vec<A> SumOver(int64_t width, const Term& term) {
-  Vec<A> total{};
+TFO_INLINE auto SumOver(int64_t width, const Term& term) {
+  using Sum = decltype(term(width, Partial<false>{}, 0));
+  Sum total{};
   for (int64_t begin = 0; begin < width; begin += kSumBlock) {
-    Vec<A> sum{};
+    Sum sum{};
     ForColumns<A>(Min(width - begin, kSumBlock),
                   [&](int64_t j, auto partial, int n) TFO_INLINE_LAMBDA {
                     sum += term(begin + j, partial, n);

@@ -1,5 +1,5 @@
-// SparseSoftmaxCrossEntropy and its gradient on the CPU: the core on the op's
-// own threads.
+// SparseSoftmaxCrossEntropy, SoftmaxCrossEntropy and their gradients on the
+// CPU: the core on the op's own threads.
 #include "cc/kernels/cross_entropy_ops.h"
 
 #include "cc/core/dispatch.h"
@@ -8,6 +8,7 @@ namespace tf_fused_ops {
 namespace {
 
 absl::Status CheckLabels(const tfo::CrossEntropyArgs& args) {
+  if (args.probabilities.given) return absl::OkStatus();
   const std::int64_t depth = args.shape.depth;
   for (std::int64_t row = 0; row < args.shape.rows; ++row) {
     const std::int64_t label = args.labels[row];
@@ -35,10 +36,15 @@ struct CpuEngine {
   }
 };
 
-TFO_REGISTER_CROSS_ENTROPY(DEVICE_CPU, CpuEngine, Eigen::half, float);
-TFO_REGISTER_CROSS_ENTROPY(DEVICE_CPU, CpuEngine, tensorflow::bfloat16, float);
-TFO_REGISTER_CROSS_ENTROPY(DEVICE_CPU, CpuEngine, float, float);
-TFO_REGISTER_CROSS_ENTROPY(DEVICE_CPU, CpuEngine, double, double);
+#define TFO_REGISTER_ON_CPU(name)                                              \
+  TFO_REGISTER_CROSS_ENTROPY(name, DEVICE_CPU, CpuEngine, Eigen::half, float); \
+  TFO_REGISTER_CROSS_ENTROPY(name, DEVICE_CPU, CpuEngine,                      \
+                             tensorflow::bfloat16, float);                     \
+  TFO_REGISTER_CROSS_ENTROPY(name, DEVICE_CPU, CpuEngine, float, float);       \
+  TFO_REGISTER_CROSS_ENTROPY(name, DEVICE_CPU, CpuEngine, double, double)
+
+TFO_REGISTER_ON_CPU("SparseSoftmaxCrossEntropy");
+TFO_REGISTER_ON_CPU("SoftmaxCrossEntropy");
 
 }  // namespace
 }  // namespace tf_fused_ops

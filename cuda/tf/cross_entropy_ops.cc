@@ -20,9 +20,13 @@ struct GpuEngine {
   }
 };
 
-TFO_REGISTER_CROSS_ENTROPY(DEVICE_GPU, GpuEngine, Eigen::half, float);
-TFO_REGISTER_CROSS_ENTROPY(DEVICE_GPU, GpuEngine, tensorflow::bfloat16, float);
-TFO_REGISTER_CROSS_ENTROPY(DEVICE_GPU, GpuEngine, float, float);
+#define TFO_REGISTER_ON_GPU(T)                                        \
+  TFO_REGISTER_CROSS_ENTROPY("SparseSoftmaxCrossEntropy", DEVICE_GPU, \
+                             GpuEngine, T, float)
+
+TFO_REGISTER_ON_GPU(Eigen::half);
+TFO_REGISTER_ON_GPU(tensorflow::bfloat16);
+TFO_REGISTER_ON_GPU(float);
 
 }  // namespace
 }  // namespace tf_fused_ops

@@ -91,7 +91,13 @@ def _grouped_attention(query, key, value):
     return ops.einsum("bkgts,bskh->btkgh", tf.nn.softmax(scores * 0.125), value)
 
 
-def _cross_entropy(logits):
+def _cross_entropy(logits, labels):
+    """Which is not differentiated with respect to the labels."""
+    labels = tf.stop_gradient(labels)
+    return tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+
+
+def _sparse_cross_entropy(logits):
     labels = tf.range(logits.shape[0], dtype=tf.int64)
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
 
@@ -142,7 +148,8 @@ FAMILIES = {
     "grouped_attention": _grouped_attention,
     "softmax": lambda x: tf.nn.softmax(x * 0.125),
     "dropout": _dropout,
-    "sparse_cross_entropy": _cross_entropy,
+    "cross_entropy": _cross_entropy,
+    "sparse_cross_entropy": _sparse_cross_entropy,
     "prelu": lambda x, alpha: tf.nn.relu(x) + -alpha * tf.nn.relu(-x),
     "relu_max_pool": lambda x: tf.nn.max_pool2d(tf.nn.relu(x), 2, 2, "VALID"),
     "conv2d_moments": lambda x, w, *vectors: _moments_batch_norm(_conv(x, w), *vectors),

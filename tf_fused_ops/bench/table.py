@@ -246,6 +246,7 @@ _RULES = {
         inferred=True,
     ),
     **_rule("softmax", (16, 12, 128, 128), act="none"),
+    **_rule("cross_entropy", *[(2048, 8192)] * 2, result=(2048,), act="none"),
     **_rule("sparse_cross_entropy", (2048, 8192), result=(2048,), act="none"),
     **_rule("dropout", (16, 128, 768), act="none"),
     **_rule("prelu", _IMAGES, _CHANNELS, act="none"),
@@ -260,8 +261,8 @@ _RULES = {
 }
 # A chain of one op never has to stay; those of the others are fused with their forward pass only.
 _NEVER_ALONE = (
-    *("grouped_conv2d", "attention", "softmax", "dropout", "sparse_cross_entropy"),
-    "prelu",
+    *("grouped_conv2d", "attention", "softmax", "dropout", "cross_entropy"),
+    *("sparse_cross_entropy", "prelu"),
 )
 # Those whose backward pass is timed alone, too; of these two the other groups have the whole.
 _ALONE = {

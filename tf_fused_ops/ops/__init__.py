@@ -6,7 +6,7 @@ from tf_fused_ops.ops.cache import update_cache
 from tf_fused_ops.ops.conv import conv2d_bias_act
 from tf_fused_ops.ops.conv3d import conv3d_bias_act
 from tf_fused_ops.ops.conv_transpose import conv2d_transpose_bias_act
-from tf_fused_ops.ops.cross_entropy import sparse_softmax_cross_entropy
+from tf_fused_ops.ops.cross_entropy import softmax_cross_entropy, sparse_softmax_cross_entropy
 from tf_fused_ops.ops.dropout import dropout
 from tf_fused_ops.ops.elementwise import act
 from tf_fused_ops.ops.group_norm import group_norm_act
@@ -39,6 +39,7 @@ __all__ = [
     "rms_norm",
     "simple_rnn",
     "softmax",
+    "softmax_cross_entropy",
     "sparse_softmax_cross_entropy",
     "sync_batch_norm_act",
     "update_cache",

@@ -1,40 +1,24 @@
-"""The rule for cross entropy of logits and numbers of classes."""
+"""The rules for cross entropy of logits, with numbers of classes or a number for each class."""
 
 from typing import ClassVar
 
 import tensorflow as tf
 
+from tf_fused_ops.remapper import shapes
 from tf_fused_ops.remapper.emission import emit
 from tf_fused_ops.remapper.rule import Fused, Rule
 
 
-class SparseSoftmaxCrossEntropy(Rule):
-    """TensorFlow's op, which computes the gradient along with the loss.
+class _CrossEntropy(Rule):
+    """An op of TensorFlow's, which computes the gradient along with the loss."""
 
-    Variants, by attribute:
-        labels_type: The dtype of the labels.
-    """
-
-    family = "sparse_cross_entropy"
-    anchor = "SparseSoftmaxCrossEntropyWithLogits"
-    operands: ClassVar = {"logits": (2,), "labels": (1,)}
     differentiable = ("logits",)
-    fused_ops = (
-        "TfFusedOps>SparseSoftmaxCrossEntropy",
-        "TfFusedOps>SparseSoftmaxCrossEntropyGrad",
-    )
-
-    def variants(self, view, anchor):
-        yield {"labels_type": anchor.inputs[1].dtype}
-
-    def operand_dtype(self, name, dtype, attrs):
-        return attrs["labels_type"] if name == "labels" else dtype
 
     def scalable(self, attrs, shapes):
         return True
 
     def stock(self, attrs, logits, labels):
-        op = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=logits, labels=labels)
+        op = getattr(tf.raw_ops, self.anchor)(features=logits, labels=labels)
         return {"y": op.loss}
 
     def fuse(self, match, training):
@@ -65,3 +49,45 @@ class SparseSoftmaxCrossEntropy(Rule):
 
     def _inputs(self, match):
         return [match.operands[name] for name in ("logits", "labels")]
+
+
+class SparseSoftmaxCrossEntropy(_CrossEntropy):
+    """With numbers of classes.
+
+    Variants, by attribute:
+        labels_type: The dtype of the labels.
+    """
+
+    family = "sparse_cross_entropy"
+    anchor = "SparseSoftmaxCrossEntropyWithLogits"
+    operands: ClassVar = {"logits": (2,), "labels": (1,)}
+    fused_ops = (
+        "TfFusedOps>SparseSoftmaxCrossEntropy",
+        "TfFusedOps>SparseSoftmaxCrossEntropyGrad",
+    )
+
+    def variants(self, view, anchor):
+        yield {"labels_type": anchor.inputs[1].dtype}
+
+    def operand_dtype(self, name, dtype, attrs):
+        return attrs["labels_type"] if name == "labels" else dtype
+
+
+class SoftmaxCrossEntropy(_CrossEntropy):
+    """With a number for each class. The gradient of those, where it is wanted, stays stock's."""
+
+    family = "cross_entropy"
+    anchor = "SoftmaxCrossEntropyWithLogits"
+    operands: ClassVar = {"logits": (2,), "labels": (2,)}
+    fused_ops = ("TfFusedOps>SoftmaxCrossEntropy", "TfFusedOps>SoftmaxCrossEntropyGrad")
+    devices = ("CPU",)
+
+    def check(self, match):
+        # A single row stands for all in the fused op, too.
+        logits, labels = self._inputs(match)
+        if shapes.dimension(logits, 1) == shapes.dimension(labels, 1):
+            return None
+        return (
+            f"{logits.name} of shape {logits.shape} and {labels.name} of shape {labels.shape} may "
+            "have other numbers of classes, one of which broadcasts"
+        )

@@ -3,7 +3,7 @@
 import numpy as np
 from tensorflow.python.framework import tensor_util
 
-_ARITHMETIC = {"Mul": np.multiply, "RealDiv": np.divide, "Sqrt": np.sqrt}
+_ARITHMETIC = {"Mul": np.multiply, "RealDiv": np.divide, "Sqrt": np.sqrt, "Sub": np.subtract}
 _TYPES = frozenset({"Cast", "StridedSlice", *_ARITHMETIC})
 # Of the ops that are looked through: code that scales by a constant has but a few.
 _MAX_DEPTH = 6

@@ -265,13 +265,15 @@ def _dropout(op):
     return [reference.dropout(*op.inputs, **_attributes(op, ["rate", "scale"]))]
 
 
-def _cross_entropy(op):
-    return reference.sparse_softmax_cross_entropy(*op.inputs)
+def _cross_entropy(function):
+    """Returns what stands for cross entropy with labels of a kind."""
+    return lambda op: function(*op.inputs)
 
 
-def _cross_entropy_grad(op):
+def _cross_entropy_grad(function):
+    """Returns what stands for its gradient."""
     # What the forward op kept follows from its arguments.
-    return [reference.sparse_softmax_cross_entropy_grad(*op.inputs[:3])]
+    return lambda op: [function(*op.inputs[:3])]
 
 
 def _random_words(op):
@@ -360,8 +362,12 @@ _STOCK = {
     "TfFusedOps>PreluGrad": _prelu_grad,
     "TfFusedOps>Attention": _attention,
     "TfFusedOps>AttentionGrad": _attention_grad,
-    "TfFusedOps>SparseSoftmaxCrossEntropy": _cross_entropy,
-    "TfFusedOps>SparseSoftmaxCrossEntropyGrad": _cross_entropy_grad,
+    "TfFusedOps>SoftmaxCrossEntropy": _cross_entropy(reference.softmax_cross_entropy),
+    "TfFusedOps>SoftmaxCrossEntropyGrad": _cross_entropy_grad(reference.softmax_cross_entropy_grad),
+    "TfFusedOps>SparseSoftmaxCrossEntropy": _cross_entropy(reference.sparse_softmax_cross_entropy),
+    "TfFusedOps>SparseSoftmaxCrossEntropyGrad": _cross_entropy_grad(
+        reference.sparse_softmax_cross_entropy_grad
+    ),
     "TfFusedOps>Recurrent": _recurrent,
     "TfFusedOps>RecurrentGrad": _recurrent_grad,
     "TfFusedOps>QuantizedMatMulBiasAct": _quantized_matmul,

@@ -133,6 +133,7 @@ def _table():
     yield softmax.Softmax()
     yield slices.PADDED
     yield cross_entropy.SparseSoftmaxCrossEntropy()
+    yield cross_entropy.SoftmaxCrossEntropy()
     for draw in (dropout.STATELESS, dropout.STATEFUL):
         yield dropout.Dropout(anchor=draw)
     for root in layer_norm.ROOTS:

@@ -320,6 +320,15 @@ def _sliced(op, index):
     return op.inputs[0].op, first + index
 
 
+def _cut(op, index):
+    """Returns of which op's output `tf.slice` takes an element, and its index there."""
+    begin = op.inputs[1]
+    # The last one begins at the rank, less one.
+    packed = begin.op.type == "Pack"
+    first = folding.scalar(begin.op.inputs[0]) if packed else tensor_util.constant_value(begin)
+    return None if first is None else (op.inputs[0].op, first.item() + index)
+
+
 def _chosen(op, index):
     """Returns of which op's output an element is that indices choose, and its index there."""
     indices, axis = (tensor_util.constant_value(op.inputs[i]) for i in (1, 2))
@@ -333,6 +342,7 @@ _ELEMENTS = {
     "Pack": _packed,
     "ConcatV2": _joined,
     "StridedSlice": _sliced,
+    "Slice": _cut,
     "GatherV2": _chosen,
 }
 

@@ -24,6 +24,8 @@ from tf_fused_ops.ops.reference.conv_transpose import (
     conv2d_transpose_bias_act_grad,
 )
 from tf_fused_ops.ops.reference.cross_entropy import (
+    softmax_cross_entropy,
+    softmax_cross_entropy_grad,
     sparse_softmax_cross_entropy,
     sparse_softmax_cross_entropy_grad,
 )
@@ -99,6 +101,8 @@ __all__ = [
     "recurrent_grad",
     "slot_of",
     "softmax",
+    "softmax_cross_entropy",
+    "softmax_cross_entropy_grad",
     "softmax_grad",
     "sparse_softmax_cross_entropy",
     "sparse_softmax_cross_entropy_grad",
