@@ -55,22 +55,20 @@ class BandTiles {
   std::int64_t count() const { return band_.images * image_tiles_; }
 
   Place<E> At(std::int64_t tile) const {
-    const std::int64_t image = tile / image_tiles_;
-    tile %= image_tiles_;
-    return tile < line_tiles_ ? OnLine(image, tile)
-                              : OnEdge(image, tile - line_tiles_);
+    const auto [image, index] = Divide(tile, image_tiles_);
+    return index < line_tiles_ ? OnLine(image, index)
+                               : OnEdge(image, index - line_tiles_);
   }
 
  private:
   Place<E> OnLine(std::int64_t image, std::int64_t tile) const {
-    const std::int64_t part = tile % parts_.count();
-    const std::int64_t begin = parts_.Begin(part) * of_part_;
-    const std::int64_t i = tile / parts_.count() + begin / width_;
-    const std::int64_t j = inner_.begin + begin % width_;
+    const auto [line, part] = Divide(tile, parts_.count());
+    const auto [lines, column] = Divide(parts_.Begin(part) * of_part_, width_);
+    const std::int64_t i = line + lines, j = inner_.begin + column;
     Place<E> to;
     to.from = image * image_ + i * line_ + j * pixel_;
     to.rows = static_cast<int>(parts_.Size(part) * of_part_);
-    std::int64_t last_i = i, next_j = begin % width_, offset = 0;
+    std::int64_t last_i = i, next_j = column, offset = 0;
     for (int row = 0; row < to.rows; ++row, ++next_j, offset += pixel_) {
       if (next_j == width_) {
         next_j = 0;
@@ -89,8 +87,8 @@ class BandTiles {
 
   // The tile's pixels lie below each other.
   Place<E> OnEdge(std::int64_t image, std::int64_t tile) const {
-    const EdgeColumn& edge = edges_[tile / edge_parts_.count()];
-    const std::int64_t part = tile % edge_parts_.count();
+    const auto [column, part] = Divide(tile, edge_parts_.count());
+    const EdgeColumn& edge = edges_[column];
     const std::int64_t i = edge_parts_.Begin(part), j = edge.column;
     Place<E> to;
     to.from = image * image_ + i * line_ + j * pixel_;

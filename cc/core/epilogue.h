@@ -95,7 +95,7 @@ struct Epilogue {
 
   // Whether they write all of `channels`.
   TFO_INLINE bool FitsTiles(std::int64_t channels) const {
-    return FitsTile() && channels % kLanes<Accumulator<T>> == 0;
+    return FitsTile() && channels % kWrittenColumns<Operand<T>> == 0;
   }
 
   // Brings scale and bias of `channels` into the accumulator's type. False when
@@ -106,13 +106,12 @@ struct Epilogue {
                            Widened(bias, channels, scratch, &tile_bias));
   }
 
-  // Lets the tile do that, if it has been prepared and `columns` are whole
-  // vectors.
+  // Lets the tile do that, if it has been prepared and can write `columns`.
   TFO_INLINE bool LeaveToTile(std::int64_t at, std::int64_t channel,
                               int columns,
                               TileOperands<Operand<T>>* tile) const {
     if constexpr (kTilesHold<T>) {
-      if (FitsTile() && columns % kLanes<Accumulator<T>> == 0) {
+      if (FitsTiles(columns)) {
         at += ColumnAt(channel);
         tile->y = y + at;
         tile->y_stride = map.w;

@@ -21,6 +21,16 @@ TFO_INLINE void Swap(std::int64_t& a, std::int64_t& b) {
 TFO_INLINE constexpr std::int64_t CeilDiv(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
+struct Quotient {
+  std::int64_t whole, rest;
+};
+// Of numbers that are not negative, and most often less than what they are
+// divided by: divisions take as long as several rows of a tile.
+TFO_INLINE Quotient Divide(std::int64_t a, std::int64_t b) {
+  if (a < b) return {0, a};
+  const std::int64_t whole = a / b;
+  return {whole, a - whole * b};
+}
 TFO_INLINE std::int64_t GreatestCommonDivisor(std::int64_t a, std::int64_t b) {
   while (b != 0) {
     a %= b;

@@ -355,6 +355,17 @@ TFO_INLINE void StoreAsPartial(T* to, Vec<Accumulator<T>> v, int n) {
   }
 }
 
+// The first half of v.
+template <class T>
+TFO_INLINE void StoreHalfAs(T* to, Vec<Accumulator<T>> v) {
+  if constexpr (kIs16Bit<T>) {
+    const Vec16 bits = Narrow(to, v);
+    __builtin_memcpy(to, &bits, sizeof(bits) / 2);
+  } else {
+    __builtin_memcpy(to, &v, sizeof(v) / 2);
+  }
+}
+
 // As it will be loaded again.
 template <class T>
 TFO_INLINE Vec<Accumulator<T>> AsStored(Vec<Accumulator<T>> v) {

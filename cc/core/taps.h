@@ -51,6 +51,8 @@ struct Range {
 // The i of [0, count) for which begin + i * step lies in [0, size); step > 0.
 TFO_INLINE Range Inside(std::int64_t begin, std::int64_t step,
                         std::int64_t count, std::int64_t size) {
+  // Most often all of them do, and there is nothing to divide.
+  if (begin >= 0 && begin + (count - 1) * step < size) return {0, count};
   const std::int64_t first = begin < 0 ? (-begin + step - 1) / step : 0;
   const std::int64_t end = begin < size ? (size - 1 - begin) / step + 1 : 0;
   const std::int64_t last = end < count ? end : count;
