@@ -466,6 +466,19 @@ def test_streaming_changes_no_bit(out_c, dtype, core_isa, streamed):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("of_group", [24, 40])
+def test_streaming_changes_no_bit_of_groups(of_group, dtype, core_isa, streamed):
+    """Of which some begin at a line, and none ends at one."""
+    case = Case((2, (9, 20), 80, 4 * of_group, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 4), dtype)
+    operands = (case.shape(), case.input, case.filters, case.bias)
+    cached = _core.conv_forward(*operands, activation="relu")[0]
+    streamed()
+    y = _core.conv_forward(*operands, activation="relu")[0]
+    assert y.ctypes.data % 64 == 0, "an image that could not be streamed"
+    np.testing.assert_array_equal(y, cached)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", [24, 40, 64])
 @pytest.mark.parametrize(("size", "depthwise"), [((9, 20), True), ((9, 21), False)])
 def test_streaming_changes_no_bit_of_every_other_pixel(

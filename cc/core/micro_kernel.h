@@ -301,7 +301,8 @@ TFO_INLINE void Finish(const TileOperands<E>& t, std::int64_t row, int panel,
       activate(ActivationConstant<Activation::kRelu>{});
     else if (t.activation == Activation::kRelu6)
       activate(ActivationConstant<Activation::kRelu6>{});
-    if (t.stream) {
+    // Half a vector begins or ends within a line.
+    if (!kHalf && t.stream) {
       store(t.y + at, t.y_stride, [](Out* to, Vec<A> v, int) TFO_INLINE_LAMBDA {
         StoreStreaming(to, v);
       });
