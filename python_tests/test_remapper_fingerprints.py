@@ -27,7 +27,7 @@ def test_the_same():
 
 
 @pytest.mark.parametrize(
-    "other", [{"depth": 4}, {"factor": 3.0}, {"power": tf.square}, {"output": 2}], ids=str
+    "other", [{"depth": 4}, {"factor": 3.0}, {"power": tf.square}, {"output": 2}], ids=",".join
 )
 def test_others(other):
     """Also in what a function calls."""
