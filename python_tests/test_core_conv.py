@@ -76,6 +76,10 @@ CASES = [
     (2, (5, 23), 24, 8, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
     (1, (6, 17), 40, 24, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     (2, (7, 19), 72, 56, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    # Pixels of few channels, which fill vectors together.
+    (2, (7, 19), 12, 4, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    (1, (5, 23), 20, 3, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    (2, (9, 37), 9, 2, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)),
     # Lines of half a tile's rows, which are taken two at a time: an odd number of them, of as many
     # pixels as a register has rows or fewer, several bands, strides.
     (2, (14, 14), 33, 40, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),

@@ -29,6 +29,11 @@ TFO_INLINE bool Widened(const T* from, std::int64_t n, const Scratch& scratch,
   return true;
 }
 
+// Columns of a tile, all there are, up to which rows are put together before
+// they are activated and written.
+template <class A>
+constexpr int kDenseColumns = kLanes<A> / 2;
+
 // The size from which on outputs that no reader waits for bypass the caches.
 constexpr std::int64_t kStreamedUnread = 16 << 20;
 
@@ -220,6 +225,26 @@ struct EpilogueWriter {
     }
   }
 
+  // All channels are few, and lie together with those of the next pixel: they
+  // fill vectors together (measured with AVX-512, 1x1 convolutions of 12 to 64
+  // channels to 1 to 8: 0.7 to 0.95 of the time).
+  void Dense(std::int64_t at, const A* tile, int rows, int columns) const {
+    constexpr int kRows = 16;  // of which no vector but the last is partial
+    static_assert(kRows % kLanesA == 0);
+    const V scale = Channels(e.scale, 1, 0, columns);
+    const V bias = Channels(e.bias, 0, 0, columns);
+    A line[kRows * kLanesA];
+    for (; rows > 0; rows -= kRows) {
+      const int count = rows < kRows ? rows : kRows, size = count * columns;
+      // What is stored behind the last channel is the next pixel's place.
+      for (int i = 0; i < count; ++i, tile += kTileColumns<A>)
+        Store(line + i * columns, Load(tile) * scale + bias);
+      for (int k = 0; k < size; k += kLanesA)
+        Run(at + k, Load(line + k), Lanes(size - k));
+      at += size;
+    }
+  }
+
   // Channels lie apart, and pixels do.
   void Single(std::int64_t at, std::int64_t channel, const A* tile, int rows,
               int columns) const {
@@ -271,6 +296,11 @@ void WriteTile(const Epilogue<T>& epilogue, std::int64_t at,
       return epilogue.map.w == 1
                  ? writer.Columns(first, channel, tile, rows, columns)
                  : writer.Single(first, channel, tile, rows, columns);
+    }
+    if (channel == 0 && columns == epilogue.map.w &&
+        epilogue.columns_together == 0 &&
+        columns <= kDenseColumns<Accumulator<T>>) {
+      return writer.Dense(at, tile, rows, columns);
     }
     for (std::int64_t k = 0; k < columns;) {
       const std::int64_t count = epilogue.ColumnsFrom(channel + k, columns - k);
